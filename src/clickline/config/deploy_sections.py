@@ -1,6 +1,6 @@
 """The section `deploy:` of clickline.yaml: how the system runs on Kubernetes.
 
-Only what a cluster needs to be told is here. What the roles do comes from the other sections: how many workers from
+It holds only what is specific to a cluster. What the roles do comes from the other sections: the number of workers from
 `train.workers`, shards from `train.embedding_servers` and `publish.shards`, ports from `serve`.
 """
 
@@ -15,13 +15,13 @@ from pydantic import AfterValidator, Field
 from clickline.config.value_types import Complaint, LocalPath, Section, as_type
 
 SERVICE_VARIABLE = "CLICKLINE_SERVICE"
-"""Set in the pods of predictors: the name that others reach them by, or nothing. A pod's own addresses are no use."""
+"""Set in the pods of predictors: the host name of their Service, or empty. A pod's own addresses help nobody."""
 
 _LABEL = r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?"
 
 
 def _tagged(image: str) -> str:
-    """What stands behind the last slash must carry a tag or a digest: without one it means another image each day."""
+    """The part after the last slash must have a tag or a digest: without one the image changes from day to day."""
     if ":" not in image.rpartition("/")[2] and "@" not in image:
         raise ValueError(image)
     return image
@@ -30,12 +30,12 @@ def _tagged(image: str) -> str:
 ObjectName = Annotated[
     str,
     Field(pattern=rf"^{_LABEL}(\.{_LABEL})*$", max_length=253),
-    as_type("string", "a name of Kubernetes: lower-case letters, digits, - and ."),
+    as_type("string", "a Kubernetes name: lower-case letters, digits, - and ."),
 ]
 NamespaceName = Annotated[
     str,
     Field(pattern=rf"^{_LABEL}$"),
-    as_type("string", "a name of Kubernetes: lower-case letters, digits and inner hyphens"),
+    as_type("string", "a Kubernetes name: lower-case letters, digits and inner hyphens"),
 ]
 Image = Annotated[
     str,
@@ -46,12 +46,12 @@ Image = Annotated[
 Cpu = Annotated[
     str,
     Field(pattern=r"^([0-9]+m|[0-9]+(\.[0-9]{1,3})?)$"),
-    as_type("string", "a quantity of Kubernetes, such as 500m or 2"),
+    as_type("string", "a Kubernetes quantity, such as 500m or 2"),
 ]
 Memory = Annotated[
     str,
     Field(pattern=r"^[1-9][0-9]*(Ki|Mi|Gi|Ti|k|M|G|T)$"),
-    as_type("string", "a quantity of Kubernetes, such as 512Mi or 4Gi"),
+    as_type("string", "a Kubernetes quantity, such as 512Mi or 4Gi"),
 ]
 NodePort = Annotated[int, Field(ge=1, le=65535)]
 UserId = Annotated[int, Field(ge=1, le=2**31 - 1)]
@@ -60,16 +60,16 @@ SecretKey = Annotated[str, Field(pattern=r"^[a-z0-9.-]+/[-._a-zA-Z0-9]+$"), as_t
 
 
 class TrainingSection(Section):
-    """Where training runs when train.mode is cluster."""
+    """How Ray runs if train.mode is cluster."""
 
     kind: Literal["plain", "volcano", "kuberay"] = Field(
         "plain",
-        description="plain: Ray from core objects, on any cluster; volcano: a Volcano Job, scheduled as a whole; "
+        description="plain: Ray from core objects, on any cluster; volcano: a gang-scheduled Volcano Job; "
         "kuberay: a RayJob of the KubeRay operator.",
     )
-    queue: ObjectName | None = Field(None, description="Queue of Volcano; null: its default.")
+    queue: ObjectName | None = Field(None, description="Volcano queue; null: its default.")
     gang: bool = Field(
-        False, description="kuberay: Volcano schedules head and smallest number of workers as a whole."
+        False, description="kuberay: Volcano gang-schedules the head and the minimum number of workers."
     )
 
 
@@ -77,76 +77,79 @@ class WorkflowSection(Section):
     """What runs the pipeline."""
 
     kind: Literal["job", "argo"] = Field(
-        "job", description="job: one Job runs all stages; argo: a Workflow with a step for each."
+        "job", description="job: one Job runs all stages; argo: an Argo Workflow with a step per stage."
     )
     follow: bool = Field(
-        False, description="Keep training as hours arrive, as `up --follow`: a trainer instead of a job."
+        False,
+        description="Keep training as new hours arrive, like `up --follow`: a Deployment instead of a Job.",
     )
     schedule: Annotated[str, Field(pattern=r"^\S+( \S+){4}$")] | None = Field(
         None,
-        description="Run the pipeline at these times, in cron's five fields; null: once.",
-        json_schema_extra={"x-allowed": "five fields of cron, such as 0 3 * * *; or null"},
+        description="Run the pipeline at these times, as a cron expression; null: once.",
+        json_schema_extra={"x-allowed": "a cron expression of five fields, such as 0 3 * * *; or null"},
     )
     retries: int = Field(
-        6, ge=0, le=100, description="How often a stage that crashed begins again, from its checkpoint."
+        6, ge=0, le=100, description="How often a crashed stage is retried, from its checkpoint."
     )
 
     def checks(self) -> Iterator[Complaint]:
         if self.follow and self.schedule is not None:
             yield Complaint(
                 ("schedule",),
-                "is given beside follow: true, which learns all the time. Allowed: one of the two.",
+                "is set together with follow: true, which trains continuously. Allowed: one of the two.",
                 "Remove one of them.",
                 ("follow",),
             )
 
 
 class LookupRole(Section):
-    """Sparse tables in servers of their own, a StatefulSet of publish.shards x replicas."""
+    """Lookup servers for the sparse tables: a StatefulSet of publish.shards x replicas pods."""
 
-    replicas: int = Field(1, ge=1, le=100, description="Servers of each shard.")
+    replicas: int = Field(1, ge=1, le=100, description="Servers per shard.")
 
 
 class CanarySection(Section):
-    """Traffic that a new revision gets while the old one answers the rest (knative)."""
+    """How requests are split between a new revision and a stable one (knative)."""
 
-    stable: ObjectName = Field(description="The revision that answers the rest, from `deploy status`.")
-    percent: int = Field(10, ge=1, le=99, description="Share of the requests for the new revision.")
+    stable: ObjectName = Field(description="The stable revision, from `deploy status`.")
+    percent: int = Field(10, ge=1, le=99, description="Percentage of the requests for the new revision.")
 
 
 class ServingSection(Section):
     """The predictors."""
 
     kind: Literal["deployment", "knative"] = Field(
-        "deployment", description="A Deployment on any cluster, or a Service of Knative."
+        "deployment", description="A Deployment, on any cluster, or a Knative Service."
     )
     replicas: int = Field(
-        2, ge=0, le=1000, description="Predictors at least; 0 with knative: none when idle."
+        2, ge=0, le=1000, description="Minimum number of predictors; 0 with knative: none when idle."
     )
     max_replicas: Annotated[int, Field(ge=1, le=1000)] | None = Field(
-        4, description="Predictors at most, by load; null: always `replicas`."
+        4, description="Maximum number of predictors, scaled by load; null: always `replicas`."
     )
     cpu_target: int = Field(
         70,
         ge=1,
         le=1000,
-        description="deployment: percent of the requested CPU that more predictors keep to.",
+        description="deployment: target CPU utilization of the autoscaler, in percent of the request.",
     )
     concurrency: int = Field(
-        32, ge=1, le=1000, description="knative: requests at a time that one predictor is meant for."
+        32, ge=1, le=1000, description="knative: target number of concurrent requests per predictor."
     )
-    protocol: Literal["http", "grpc"] = Field("http", description="knative: the one port that it opens.")
+    protocol: Literal["http", "grpc"] = Field(
+        "http", description="knative: the protocol of the one port that it exposes."
+    )
     service: Literal["ClusterIP", "NodePort", "LoadBalancer"] = Field(
         "ClusterIP",
-        description="How the predictors are reached: inside, on every node's address, from outside.",
+        description="Service type of the predictors: reachable inside the cluster, on every node, or from outside.",
     )
     http_node_port: NodePort | None = Field(None, description="With NodePort; null: the cluster chooses.")
     grpc_node_port: NodePort | None = Field(None, description="With NodePort; null: the cluster chooses.")
     lookup: LookupRole | None = Field(
-        None, description="Sparse tables in servers of their own; null: mapped in each predictor."
+        None, description="Sparse tables in lookup servers; null: memory-mapped by each predictor."
     )
     canary: CanarySection | None = Field(
-        None, description="knative: split the traffic between two revisions; null: all to the newest."
+        None, description="knative: split the requests between two revisions; null: all to the newest."
     )
 
     def checks(self) -> Iterator[Complaint]:
@@ -173,34 +176,33 @@ class ServingSection(Section):
             elif port is not None and not 30000 <= port <= 32767:
                 yield Complaint(
                     (key,),
-                    f"is {port}. Allowed: 30000 to 32767, the range that clusters keep for node ports.",
-                    "Choose one of them, or remove it and let the cluster choose.",
+                    f"is {port}. Allowed: 30000 to 32767, the default range of node ports.",
+                    "Choose one in that range, or remove it and let the cluster choose.",
                 )
         if ports[0] is not None and ports[0] == ports[1]:
             yield Complaint(
                 ("grpc_node_port",),
-                f"is {ports[1]}, and so is http_node_port. Allowed: different ports.",
+                f"is {ports[1]}, the same as http_node_port. Allowed: different ports.",
                 "Change one of them.",
                 ("http_node_port",),
             )
         if self.canary is not None and self.kind != "knative":
             yield Complaint(
                 ("canary",),
-                f"is given, but kind is {self.kind}. Allowed only for knative.",
+                f"is set, but kind is {self.kind}. Allowed only for knative.",
                 "Remove canary, or set kind: knative. To serve an older version: clickline versions pin.",
                 ("kind",),
             )
 
 
-_VOLUME_NEEDS = {"nfs": ("server", "path"), "host": ("path",), "existing": ("claim",)}
-_VOLUME_KEYS = ("storage_class", "access", "claim", "server", "path")
-_VOLUME_TAKES = {
+_VOLUME_KEYS = {
     "new": ("storage_class", "access"),
     "existing": ("claim",),
     "nfs": ("server", "path"),
     "host": ("path",),
     "none": (),
 }
+"""The keys of each kind of volume; all are required, except those of a new one."""
 
 
 class Volume(Section):
@@ -208,33 +210,33 @@ class Volume(Section):
 
     kind: Literal["new", "existing", "nfs", "host", "none"] = Field(
         "new",
-        description="new: a claim is made; existing: a claim of yours; nfs: a server of yours; host: a folder of the "
-        "node, for a laptop's cluster; none: all lies in object stores.",
+        description="new: a new claim; existing: a claim that exists; nfs: an NFS server; host: a folder of the node, "
+        "for a single-node cluster; none: all data is in object stores.",
     )
-    size: Memory = Field("10Gi", description="What is claimed.")
+    size: Memory = Field("10Gi", description="Requested size.")
     storage_class: ObjectName | None = Field(
-        None, description="new: the class of the claim; null: the cluster's default."
+        None, description="new: the storage class of the claim; null: the cluster's default."
     )
     access: Literal["ReadWriteOnce", "ReadWriteMany"] | None = Field(
         None,
-        description="new: ReadWriteOnce serves pods on one node, ReadWriteMany on several. Left out: ReadWriteOnce.",
+        description="new: ReadWriteOnce for pods on one node, ReadWriteMany on several. Default: ReadWriteOnce.",
     )
     claim: ObjectName | None = Field(None, description="existing: the name of the claim.")
-    server: Annotated[str, Field(min_length=1)] | None = Field(None, description="nfs: its host.")
+    server: Annotated[str, Field(min_length=1)] | None = Field(
+        None, description="nfs: the host name of the server."
+    )
     path: NodePath | None = Field(None, description="nfs: the exported folder; host: the node's folder.")
 
     def checks(self) -> Iterator[Complaint]:
-        for key in _VOLUME_NEEDS.get(self.kind, ()):
-            if getattr(self, key) is None:
-                yield Complaint(
-                    (key,), f"is not given, and kind: {self.kind} needs it.", "Give it.", ("kind",)
-                )
-        for key in _VOLUME_KEYS:
-            if getattr(self, key) is not None and key not in _VOLUME_TAKES[self.kind]:
-                kinds = " or ".join(kind for kind, keys in _VOLUME_TAKES.items() if key in keys)
+        for key in _VOLUME_KEYS[self.kind]:
+            if getattr(self, key) is None and self.kind != "new":
+                yield Complaint((key,), f"is missing, and kind: {self.kind} needs it.", "Set it.", ("kind",))
+        for key in dict.fromkeys(key for keys in _VOLUME_KEYS.values() for key in keys):
+            if getattr(self, key) is not None and key not in _VOLUME_KEYS[self.kind]:
+                kinds = " or ".join(kind for kind, keys in _VOLUME_KEYS.items() if key in keys)
                 yield Complaint(
                     (key,),
-                    f"is given, but kind is {self.kind}. Allowed only for {kinds}.",
+                    f"is set, but kind is {self.kind}. Allowed only for {kinds}.",
                     f"Remove {key}, or change kind.",
                     ("kind",),
                 )
@@ -245,43 +247,44 @@ class DataVolume(Volume):
 
     mount: LocalPath | None = Field(
         None,
-        description="Where it is mounted: the folder that holds the files of data.train and data.eval. Left out: data.",
+        description="Mount path: the folder that contains the files of data.train and data.eval. Default: data.",
     )
 
 
 class NodeCache(Section):
-    """A folder of one node for local copies of remote data; the pipeline runs there."""
+    """A folder on one node for local copies of remote data; the pipeline runs on that node."""
 
     node: ObjectName = Field(description="The node's name.")
-    path: NodePath = Field(description="The folder on it; it must exist.")
+    path: NodePath = Field(description="The folder on that node; it must exist.")
 
 
 class StorageVolumes(Section):
-    """Where the pods find data and keep models."""
+    """The volumes of the pods."""
 
     data: DataVolume = Field(
-        DataVolume(), description="Click logs; mounted read-only where they are only read."
+        DataVolume(), description="Click logs; mounted read-only into pods that only read them."
     )
     models: Volume = Field(Volume(), description="`home`: datasets, checkpoints, versions, logs, state.")
     cache: NodeCache | None = Field(
-        None, description="Copies of remote data on one node, of cache.size; null: in the pod, for its life."
+        None,
+        description="Local copies of remote data on one node, up to cache.size; null: in each pod, until it ends.",
     )
 
 
 class TrackingServer(Section):
-    """An MLflow server beside the pipeline; one that you have is named by tracking.uri."""
+    """An MLflow server for this deployment; to use an existing one, set tracking.uri."""
 
-    enabled: bool = Field(False, description="Whether it is deployed.")
+    enabled: bool = Field(False, description="Whether to deploy it.")
     port: Annotated[int, Field(ge=1, le=65535)] = Field(5000, description="Its port.")
     image: Image | None = Field(
         None,
-        description="An image with the complete MLflow; null: that of all roles, which has no web pages.",
+        description="An image with the full MLflow; null: the image of all roles, which has no web UI.",
         json_schema_extra={"x-allowed": "an image with a tag or a digest, or null"},
     )
 
 
 class IdentitySection(Section):
-    """Who the processes are. Any id works; root never does."""
+    """User and groups of the processes. Any id works, except root."""
 
     user: UserId = Field(10001, description="runAsUser.")
     group: UserId = Field(10001, description="runAsGroup.")
@@ -289,13 +292,13 @@ class IdentitySection(Section):
 
 
 class Resources(Section):
-    """What one pod asks for and may use."""
+    """Resource requests and limits of a pod."""
 
-    cpu: Cpu = Field("100m", description="Reserved cores.")
-    memory: Memory = Field("768Mi", description="Reserved memory.")
-    cpu_limit: Cpu | None = Field(None, description="Most cores; null: what the node has free.")
-    memory_limit: Memory = Field("4Gi", description="Most memory; beyond it the pod is ended.")
-    gpu: int = Field(0, ge=0, le=64, description="Whole accelerators (nvidia.com/gpu).")
+    cpu: Cpu = Field("100m", description="CPU request.")
+    memory: Memory = Field("768Mi", description="Memory request.")
+    cpu_limit: Cpu | None = Field(None, description="CPU limit; null: whatever the node has free.")
+    memory_limit: Memory = Field("4Gi", description="Memory limit; a pod that exceeds it is killed.")
+    gpu: int = Field(0, ge=0, le=64, description="Number of GPUs (nvidia.com/gpu).")
 
     def checks(self) -> Iterator[Complaint]:
         if amount(self.memory_limit) < amount(self.memory):
@@ -328,25 +331,27 @@ _UNITS = {
 
 
 def amount(quantity: str) -> float:
-    """Cores or bytes of a quantity of Kubernetes."""
+    """A Kubernetes quantity in cores or bytes."""
     number = quantity.rstrip("kKMGTim")
     return float(number) * _UNITS.get(quantity[len(number) :], 1)
 
 
 class ResourcesSection(Section):
-    """What the pods of each role ask for and may use; the defaults fit a node of two cores."""
+    """Requests and limits per role; the defaults fit a node with two cores."""
 
-    pipeline: Resources = Field(Resources(), description="The stages; with mode cluster the driver alone.")
+    pipeline: Resources = Field(
+        Resources(), description="The stages; with train.mode cluster only the driver."
+    )
     ray_head: Resources = Field(
         Resources(cpu="50m", memory="512Mi", memory_limit="2Gi"),
-        description="Ray's head; it computes nothing.",
+        description="Ray's head; it runs no tasks.",
     )
-    ray_worker: Resources = Field(Resources(), description="Workers and shards of training.")
+    ray_worker: Resources = Field(Resources(), description="Training workers and embedding servers.")
     predictor: Resources = Field(
-        Resources(cpu="50m", memory="256Mi", memory_limit="2Gi"), description="The endpoint."
+        Resources(cpu="50m", memory="256Mi", memory_limit="2Gi"), description="Predictors."
     )
     lookup: Resources = Field(
-        Resources(cpu="50m", memory="128Mi", memory_limit="2Gi"), description="Servers of the sparse table."
+        Resources(cpu="50m", memory="128Mi", memory_limit="2Gi"), description="Lookup servers."
     )
     tracking: Resources = Field(
         Resources(cpu="50m", memory="384Mi", memory_limit="1Gi"), description="MLflow."
@@ -354,47 +359,51 @@ class ResourcesSection(Section):
 
 
 class Toleration(Section):
-    """A taint that the pods bear."""
+    """A taint that the pods tolerate."""
 
-    key: str | None = Field(None, description="Of the taint; null with operator Exists: all.")
-    operator: Literal["Equal", "Exists"] = Field("Equal", description="How the value is compared.")
-    value: str | None = Field(None, description="Of the taint, with operator Equal.")
+    key: str | None = Field(None, description="Key of the taint; null with operator Exists: every taint.")
+    operator: Literal["Equal", "Exists"] = Field(
+        "Equal", description="Whether the value must be equal, or any value matches."
+    )
+    value: str | None = Field(None, description="Value of the taint, with operator Equal.")
     effect: Literal["NoSchedule", "PreferNoSchedule", "NoExecute"] | None = Field(
         None, description="null: all effects."
     )
 
 
 class NodesSection(Section):
-    """Which nodes the pods go to."""
+    """The nodes that the pods may run on."""
 
     selector: dict[str, str] = Field({}, description="Labels that a node must have.")
-    tolerations: tuple[Toleration, ...] = Field((), description="Taints that the pods bear.")
-    priority_class: ObjectName | None = Field(None, description="PriorityClass of the pods of training.")
+    tolerations: tuple[Toleration, ...] = Field((), description="Taints that the pods tolerate.")
+    priority_class: ObjectName | None = Field(None, description="PriorityClass of the training pods.")
 
 
 class SecretsSection(Section):
-    """Secrets of the cluster, by name; none is ever written into a file."""
+    """Secrets of the cluster, by name; their values are never written into manifests."""
 
     environment: tuple[ObjectName, ...] = Field(
-        (), description="Secrets whose keys become environment variables of the pods, such as the keys of S3."
+        (), description="Secrets whose keys become environment variables of the pods, such as S3 credentials."
     )
     files: dict[str, SecretKey] = Field(
         {},
-        description="Files of this config that come from secrets: the path as written in serve.token_file, serve.tls, "
+        description="Files of this config that are in secrets: the path as written in serve.token_file, serve.tls, "
         "serve.trusted_keys_file, publish.signing_key_file, studio or storage.credentials_file, and secret/key.",
         json_schema_extra={"x-allowed": "a group of paths, each secret/key"},
     )
 
 
 class DeploySection(Section):
-    """Kubernetes: what `clickline deploy` writes and applies."""
+    """Kubernetes: what `clickline deploy` renders and applies."""
 
-    namespace: NamespaceName = Field("clickline", description="Where all of it lives.")
-    create_namespace: bool = Field(True, description="Whether the namespace is part of it, or yours.")
+    namespace: NamespaceName = Field("clickline", description="The namespace of all objects.")
+    create_namespace: bool = Field(
+        True, description="Whether `deploy apply` creates the namespace, or it exists already."
+    )
     image: Image = Field(
         f"clickline:{version('clickline')}",
-        description="One image for all roles.",
-        json_schema_extra={"default": "clickline: and the release"},
+        description="The image of all roles.",
+        json_schema_extra={"default": "clickline: and the version of this release"},
     )
     pull: Literal["IfNotPresent", "Always", "Never"] = Field("IfNotPresent", description="imagePullPolicy.")
     pull_secrets: tuple[ObjectName, ...] = Field((), description="Secrets for the image's registry.")
@@ -409,5 +418,5 @@ class DeploySection(Section):
     secrets: SecretsSection = SecretsSection()
     network_policy: bool = Field(
         True,
-        description="Whether only the pods that must may talk to each other, and clients to the endpoint.",
+        description="Whether NetworkPolicies allow only the connections that are needed.",
     )

@@ -10,19 +10,19 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from clickline.deploy.deploy_status import finished, workload_state
-from clickline.deploy.kube_client import ApiError, Kube, describe, label
-from clickline.deploy.objects import Object
+from clickline.deploy.deploy_status import SCHEDULED, finished, workload_state
+from clickline.deploy.kube_client import ApiError, Kube, if_allowed
+from clickline.deploy.objects import Object, describe, instance_labels, label
 from clickline.deploy.prerequisites import (
+    Conflict,
     MissingReferences,
     check_apis,
     check_namespace,
+    check_owner,
     check_references,
     create_namespace,
-    is_ours,
-    owner_of,
 )
-from clickline.deploy.retained_volumes import VolumeInUse, is_stale_reservation, release_volume
+from clickline.deploy.retained_volumes import is_stale_reservation, release_volume
 from clickline.errors import ClusterError
 from clickline.progress import Progress, SlowTask
 
@@ -55,8 +55,6 @@ KINDS: tuple[tuple[str, str], ...] = (
 """Every kind that a deployment may have, in the order of creation: access, configuration and storage, workloads."""
 
 _DATA = ("PersistentVolume", "PersistentVolumeClaim")
-
-
 _RUN_TO_COMPLETION = {
     ("batch/v1", "Job"),
     ("batch.volcano.sh/v1alpha1", "Job"),
@@ -131,6 +129,13 @@ class ChangeSet:
     """Objects of an earlier apply that are no longer part of the deployment, and harmless."""
     notes: list[str]
 
+    def as_result(self) -> ApplyResult:
+        """The result of an apply that makes these changes."""
+        result = ApplyResult(left_over=[describe(item) for item in self.left_over], notes=self.notes)
+        for step in self.steps:
+            getattr(result, step.action).append(describe(step.item))
+        return result
+
 
 def plan_changes(
     kube: Kube, objects: Sequence[Object], *, name: str, namespace: str, progress: Progress
@@ -171,8 +176,9 @@ def apply(
         fresh = _check_prerequisites(kube, ordered, namespace, done.notes)
     except MissingReferences as missing:
         made = _await_references(kube, ordered, namespace, done.notes, missing, wait_seconds, progress)
-        done.created += [describe(item) for item in made]
-        ordered = [item for item in ordered if item not in made]
+        if made is not None:
+            done.created.append(describe(made))
+            ordered.remove(made)
         fresh = None
     if fresh is not None:
         # A dry run of namespaced objects needs the namespace. It is deleted again if the dry run fails.
@@ -180,17 +186,14 @@ def apply(
     try:
         proposal = _plan_all(kube, ordered, name=name, namespace=namespace, progress=progress)
     except ClusterError:
-        if fresh is not None:
-            made_now = kube.live(fresh)
-            if made_now is not None:
-                kube.delete(made_now)
+        if fresh is not None and (made_now := kube.live(fresh)) is not None:
+            kube.delete(made_now)
         raise
-    steps = proposal.steps
+    steps = [step for step in proposal.steps if step.item is not fresh]
     done.notes += proposal.notes
     if fresh is not None:
         done.created.append(describe(fresh))
-        steps = [step for step in steps if step.item is not fresh]
-    scheduled = any(item["kind"] in _SCHEDULED for item in ordered)
+    scheduled = any(item["kind"] in SCHEDULED for item in ordered)
     try:
         if any(_runs_pipeline(step.item) and step.action in ("created", "replaced") for step in steps):
             _await_terminating_runs(kube, name, namespace, progress)
@@ -242,22 +245,19 @@ def _await_references(
     missing: MissingReferences,
     wait_seconds: float,
     progress: Progress,
-) -> list[Object]:
-    """Create the namespace that the missing objects belong to, and wait `wait_seconds` for them. Returns what was
-    created."""
-    made = []
-    fresh = check_namespace(kube, _own_namespace(ordered), namespace) if missing.namespaced else None
-    if fresh is not None:
-        create_namespace(kube, fresh)
-        made.append(fresh)
-    state = f"Namespace {namespace} was created; nothing else was changed." if made else _NOTHING_CHANGED
-    if not missing.namespaced or not wait_seconds:
-        again = (
-            " Create them and apply again; `clickline deploy apply --wait` waits for them."
-            if missing.namespaced
-            else ""
-        )
-        raise ClusterError(f"{missing}\n{state}{again}") from missing
+) -> Object | None:
+    """Create the namespace that the missing objects belong to, and wait `wait_seconds` for them. Returns the namespace
+    if it was created."""
+    if not missing.namespaced:
+        raise ClusterError(f"{missing}\n{_NOTHING_CHANGED}") from missing
+    made = check_namespace(kube, _own_namespace(ordered), namespace)
+    state = _NOTHING_CHANGED
+    if made is not None:
+        create_namespace(kube, made)
+        state = f"Namespace {namespace} was created; nothing else was changed."
+    if not wait_seconds:
+        again = "Create them and apply again; `clickline deploy apply --wait` waits for them."
+        raise ClusterError(f"{missing}\n{state} {again}") from missing
     progress.log(str(missing))
     deadline = time.monotonic() + wait_seconds
     with SlowTask(progress, f"waiting for {', '.join(missing.missing)}") as slow:
@@ -311,7 +311,7 @@ def _plan_objects(
                 steps.append(_plan_object(kube, item, live, name))
             except ApiError as refused:
                 problems.append(f"{describe(item)}: {_explain(item, live, refused)}")
-            except (_Conflict, VolumeInUse) as stuck:
+            except Conflict as stuck:
                 problems.append(str(stuck))
             else:
                 if steps[-1].action == "unchanged":
@@ -323,19 +323,17 @@ def _plan_objects(
 
 # ── one pipeline at a time ─────────────────────────────────────────────────────────────────────
 
-_SCHEDULED = ("CronJob", "CronWorkflow")
-
 
 def _runs_pipeline(item: Object) -> bool:
     """Whether an object trains into `home`, now or later. There must be only one of these."""
     kind = (item["apiVersion"], item["kind"])
-    runs = kind in _RUN_TO_COMPLETION or item["kind"] in (*_SCHEDULED, "WorkflowTemplate")
+    runs = kind in _RUN_TO_COMPLETION or item["kind"] in (*SCHEDULED, "WorkflowTemplate")
     return runs or (item["kind"] == "Deployment" and label(item, "component") == "trainer")
 
 
 def _is_active(item: Object) -> bool:
     """Whether deleting it would lose work. A trainer never finishes, and resumes from its checkpoint."""
-    if item["kind"] in _SCHEDULED:
+    if item["kind"] in SCHEDULED:
         return bool((item.get("status") or {}).get("active"))
     return (item["apiVersion"], item["kind"]) in _RUN_TO_COMPLETION and not finished(item)
 
@@ -343,9 +341,8 @@ def _is_active(item: Object) -> bool:
 def _still_running(item: Object) -> str:
     return (
         f"{describe(item)} is running, and the pipeline is now configured to run in another way: two would train "
-        "into the "
-        "same home. Wait until it has finished (`clickline deploy status`) and apply again; or stop it now and apply "
-        f"again: {_stop_command(item)}."
+        "into the same home. Wait until it has finished (`clickline deploy status`) and apply again; or stop it now "
+        f"and apply again: {_stop_command(item)}."
     )
 
 
@@ -353,7 +350,7 @@ def _stop_command(item: Object) -> str:
     metadata = item["metadata"]
     if item["apiVersion"].startswith("argoproj.io/"):
         # A deleted workflow runs no exit handler and would leave Ray running; a stopped one releases it.
-        runs = (item.get("status") or {}).get("active") or () if item["kind"] in _SCHEDULED else [metadata]
+        runs = (item.get("status") or {}).get("active") or () if item["kind"] in SCHEDULED else [metadata]
         stop = ' --type merge --patch \'{"spec": {"shutdown": "Stop"}}\''
         commands = [f"kubectl -n {metadata['namespace']} patch workflow {one['name']}{stop}" for one in runs]
         return f"{' && '.join(commands)} (training resumes from its checkpoint; deleting it would leave Ray running)"
@@ -366,18 +363,12 @@ def _stop_command(item: Object) -> str:
 
 def _await_terminating_runs(kube: Kube, name: str, namespace: str, progress: Progress) -> None:
     """A terminating pod still holds the lock of `home`, and releases Ray only at its end."""
-    labels = {"app.kubernetes.io/managed-by": "clickline", "app.kubernetes.io/instance": name}
 
     def ending() -> list[Object]:
-        try:
-            pods = kube.list("v1", "Pod", namespace, labels)
-        except ApiError as refused:
-            if refused.status != 403:
-                raise
-            return []  # `find_objects` has reported it
+        pods = if_allowed(kube.list, "v1", "Pod", namespace, instance_labels(name))
         return [
             pod
-            for pod in pods
+            for pod in (() if isinstance(pods, ApiError) else pods)  # `find_objects` has reported it
             if label(pod, "component") in ("pipeline", "trainer") and pod["metadata"].get("deletionTimestamp")
         ]
 
@@ -387,21 +378,13 @@ def _await_terminating_runs(kube: Kube, name: str, namespace: str, progress: Pro
 # ── planning a change ──────────────────────────────────────────────────────────────────────────
 
 
-class _Conflict(ClusterError):
-    """An existing object prevents the change."""
-
-
 def _plan_object(kube: Kube, item: Object, live: Object | None, name: str) -> ObjectChange:
     if live is None:
         _check_name_is_free(kube, item)
         return ObjectChange(item, "created", None, kube.apply(item, dry_run=True))
-    if not is_ours(live, name):
-        raise _Conflict(
-            f"{describe(item)} exists and was not created by this deployment ({owner_of(live)}). "
-            "Rename the deployment (name:), choose another deploy.namespace, or delete that object."
-        )
+    check_owner(live, name)
     if live["metadata"].get("deletionTimestamp"):
-        raise _Conflict(f"{describe(item)} is being deleted. Wait until it is gone, then apply again.")
+        raise Conflict(f"{describe(item)} is being deleted. Wait until it is gone, then apply again.")
     stale = item["kind"] == "PersistentVolume" and is_stale_reservation(kube, item, live)
     once = (item["apiVersion"], item["kind"]) in _RUN_TO_COMPLETION
     try:
@@ -419,11 +402,13 @@ def _plan_object(kube: Kube, item: Object, live: Object | None, name: str) -> Ob
     if not once or (new is not None and new.get("spec") == live.get("spec") and not again):
         return ObjectChange(item, "changed", live, new)
     if not finished(live):
-        raise _Conflict(
+        raise Conflict(
             f"{describe(item)} is running and cannot be changed while it runs. Wait until it has finished (`clickline "
             f"deploy status`) and apply again; or stop it now and apply again: {_stop_command(live)}."
         )
-    return ObjectChange(item, "replaced", live, kube.apply(_with_trial_name(item), dry_run=True))
+    # Under a free name: would the server accept it once the old one is deleted?
+    trial = {**item, "metadata": {**item["metadata"], "name": f"{item['metadata']['name'][:50]}-next"}}
+    return ObjectChange(item, "replaced", live, kube.apply(trial, dry_run=True))
 
 
 def _check_name_is_free(kube: Kube, item: Object) -> None:
@@ -434,15 +419,10 @@ def _check_name_is_free(kube: Kube, item: Object) -> None:
     name, namespace = item["metadata"]["name"], item["metadata"]["namespace"]
     taken = kube.get("v1", "Service", name, namespace)
     if taken is not None and not taken["metadata"].get("ownerReferences"):
-        raise _Conflict(
+        raise Conflict(
             f"Kubernetes Service {name} has the name that Knative needs for its own. Delete it and apply again: "
             f"kubectl -n {namespace} delete service {name} (requests to that name fail meanwhile)."
         )
-
-
-def _with_trial_name(item: Object) -> Object:
-    """The object under a free name, to check that the server would accept it once the old one is deleted."""
-    return {**item, "metadata": {**item["metadata"], "name": f"{item['metadata']['name'][:50]}-next"}}
 
 
 def _api_group(item: Object) -> str:
@@ -451,18 +431,17 @@ def _api_group(item: Object) -> str:
 
 def _is_immutable_error(refused: ApiError) -> bool:
     """Whether the server rejected a change of an immutable field."""
-    words = " ".join([refused.message, *(text for _, text in refused.causes)])
+    text = " ".join([refused.message, *(cause for _, cause in refused.causes)])
     return refused.status in (400, 403, 422) and any(
-        sign in words for sign in ("immutable", "updates to", "may not change", "cannot change")
+        sign in text for sign in ("immutable", "updates to", "may not change", "cannot change")
     )
 
 
 _IMMUTABLE_REMEDIES = {
     "PersistentVolumeClaim": (
         "the class, access mode and volume of a claim are immutable; it can only grow, if its class allows that. "
-        "Restore "
-        "the previous deploy.storage; or copy the data, delete claim and data (`clickline deploy delete --with-data`) "
-        "and apply again."
+        "Restore the previous deploy.storage; or copy the data, delete claim and data (`clickline deploy delete "
+        "--with-data`) and apply again."
     ),
     "PersistentVolume": (
         "the source of a volume is immutable. Restore the previous deploy.storage; or `clickline deploy delete "
@@ -489,23 +468,21 @@ def _explain(item: Object, live: Object | None, refused: ApiError) -> str:
     if live is not None and (
         _is_immutable_error(refused) or (kind in _DATA and "cannot " not in refused.message)
     ):
-        words = _IMMUTABLE_REMEDIES.get(
+        remedy = _IMMUTABLE_REMEDIES.get(
             kind, "that part cannot be changed. Remove the object and apply again."
         )
         metadata = item["metadata"]
-        words = words.format(namespace=metadata.get("namespace", ""), name=metadata["name"])
-        return f"it exists and cannot be changed in place: {words} {about}"
+        remedy = remedy.format(namespace=metadata.get("namespace", ""), name=metadata["name"])
+        return f"it exists and cannot be changed in place: {remedy} {about}"
     if "exceeded quota" in refused.message:
         return (
             "it exceeds the namespace's quota. Lower deploy.resources or the number of workers and replicas, or ask "
-            "for "
-            f"more. {about}"
+            f"for more. {about}"
         )
     if (item["apiVersion"], kind) == _KNATIVE and "support is disabled" in refused.message:
         return (
             "Knative does not allow what its pods need. A cluster administrator can allow it (see the note above for "
-            "the "
-            f"command), or set deploy.serving.kind: deployment. {about}"
+            f"the command), or set deploy.serving.kind: deployment. {about}"
         )
     if "admission webhook" in refused.message or "PodSecurity" in refused.message:
         return f"a policy of the cluster rejects it. Ask a cluster administrator, or change deploy. {about}"
@@ -539,29 +516,25 @@ def _execute(kube: Kube, step: ObjectChange, progress: Progress, *, scheduled: b
         if step.releases_volume and step.live is not None:
             release_volume(kube, step.live)
         kube.apply(step.item)
-        if scheduled and step.live is None and step.item["kind"] == "StatefulSet":
-            _scale_to_zero(kube, step.item)
+        created = step.live is None and step.item["kind"] == "StatefulSet"
+        if scheduled and created and "replicas" not in step.item["spec"]:
+            # Until the first scheduled run Ray has no pods; without a number the server would start one of each.
+            kube.patch(step.item, {"spec": {"replicas": 0}})
     except ApiError as refused:
         raise ClusterError(_explain(step.item, step.live, refused)) from refused
 
 
-def _scale_to_zero(kube: Kube, item: Object) -> None:
-    """Until the first scheduled run Ray has no pods; without a number the server would start one of each."""
-    if "replicas" not in item["spec"]:
-        kube.patch(item, {"spec": {"replicas": 0}})
-
-
 def _handle_leftovers(kube: Kube, items: Sequence[Object], done: ApplyResult, *, prune: bool) -> None:
     for item in items:
-        if prune and item["kind"] not in _DATA:
-            try:
-                kube.delete(item)
-            except ClusterError as error:
-                done.failed[describe(item)] = str(error)
-            else:
-                done.pruned.append(describe(item))
-        else:
+        if not prune or item["kind"] in _DATA:
             done.left_over.append(describe(item))
+            continue
+        try:
+            kube.delete(item)
+        except ClusterError as error:
+            done.failed[describe(item)] = str(error)
+        else:
+            done.pruned.append(describe(item))
 
 
 def _identity(item: Object) -> tuple[str, str, str]:
@@ -575,29 +548,30 @@ def find_objects(
     kube: Kube, *, name: str, namespace: str, on_progress: Callable[[str], None] = lambda message: None
 ) -> LiveObjects:
     """The objects that a deployment has created, without those that controllers created for them."""
-    labels = {"app.kubernetes.io/managed-by": "clickline", "app.kubernetes.io/instance": name}
+    labels = {**instance_labels(name), "app.kubernetes.io/managed-by": "clickline"}
     objects: list[Object] = []
     not_listed: list[str] = []
     for n, (api_version, kind) in enumerate(KINDS):
         on_progress(f"{n} of {len(KINDS)} kinds, now {kind}")
-        try:
-            items = kube.list(api_version, kind, namespace, labels)
-        except ApiError as refused:
-            if refused.status != 403:
-                raise
-            not_listed.append(f"could not look for objects of kind {kind}: {refused}")
+        items = if_allowed(kube.list, api_version, kind, namespace, labels)
+        if isinstance(items, ApiError):
+            not_listed.append(f"could not look for objects of kind {kind}: {items}")
             continue
-        objects += [item for item in items if _belongs_to_namespace(item, namespace)]
-    return LiveObjects([item for item in objects if not item["metadata"].get("ownerReferences")], not_listed)
+        objects += [
+            item
+            for item in items
+            if _namespace_of(item) == namespace and not item["metadata"].get("ownerReferences")
+        ]
+    return LiveObjects(objects, not_listed)
 
 
-def _belongs_to_namespace(item: Object, namespace: str) -> bool:
-    """Whether a cluster-wide object belongs to this namespace: another one may have a deployment of the same name."""
-    if item["kind"] == "Namespace":
-        return bool(item["metadata"]["name"] == namespace)
+def _namespace_of(item: Object) -> str | None:
+    """The namespace that an object belongs to, also a cluster-wide one: another namespace may have a deployment of the
+    same name."""
+    metadata: Object = item["metadata"]
     if item["kind"] == "PersistentVolume":
-        return bool((item["spec"].get("claimRef") or {}).get("namespace") == namespace)
-    return True
+        metadata = item["spec"].get("claimRef") or {}
+    return metadata["name"] if item["kind"] == "Namespace" else metadata.get("namespace")
 
 
 def objects_to_delete(there: LiveObjects, *, with_data: bool) -> list[Object]:
@@ -624,14 +598,13 @@ def delete_objects(
     )
     for item in leaving:
         kube.delete(item, propagation="Foreground")
-    pods = {"app.kubernetes.io/managed-by": "clickline", "app.kubernetes.io/instance": name}
     _await_deletion(
         kube,
         leaving,
         progress,
         title=f"deleting {name}",
         seconds=seconds,
-        also=lambda: kube.list("v1", "Pod", namespace, pods),
+        also=lambda: kube.list("v1", "Pod", namespace, instance_labels(name)),
     )
     result.removed = [describe(item) for item in leaving]
     own = next((item for item in there.objects if item["kind"] == "Namespace"), None)
@@ -669,17 +642,17 @@ def _other_objects(kube: Kube, namespace: str) -> tuple[list[str], list[str]]:
         if resource.kind in _DERIVED_KINDS:
             continue
         try:
-            items = kube.list(resource.api_version, resource.kind, namespace)
+            items = kube.list(resource.group_version, resource.kind, namespace)
         except ApiError as refused:
-            if refused.status in (404, 405):
-                continue
-            unknown.append(resource.full_name)
+            if refused.status not in (404, 405):
+                unknown.append(resource.name)
             continue
-        for item in items:
-            if (item["kind"], item["metadata"]["name"]) in _DEFAULT_OBJECTS:
-                continue
-            if not item["metadata"].get("ownerReferences"):
-                others.append(describe(item))
+        others += [
+            describe(item)
+            for item in items
+            if (resource.kind, item["metadata"]["name"]) not in _DEFAULT_OBJECTS
+            and not item["metadata"].get("ownerReferences")
+        ]
     return others, unknown
 
 
@@ -712,8 +685,7 @@ def _await_deletion(
                 raise ClusterError(
                     f"{_abbreviate([describe(item) for item in remaining])}: not gone after {seconds:.0f} s. The "
                     "cluster continues deleting them; `clickline deploy status` shows what is left. An object that "
-                    "stays "
-                    "has a finalizer: see `kubectl describe`."
+                    "stays has a finalizer: see `kubectl describe`."
                 )
             time.sleep(_POLL_SECONDS)
 

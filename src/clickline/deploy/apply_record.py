@@ -55,8 +55,8 @@ def read_record(kube: Kube, objects: Sequence[Object]) -> ApplyRecord:
     return ApplyRecord(tuple(map(str, overrides)) if isinstance(overrides, list) else (), shown)
 
 
-def _fingerprint(words: str) -> str:
-    return sha256(words.encode()).hexdigest()[:8]
+def _fingerprint(note: str) -> str:
+    return sha256(note.encode()).hexdigest()[:8]
 
 
 def dropped_overrides(config_file: Path, before: Sequence[str], now: Sequence[str]) -> list[str]:

@@ -12,7 +12,7 @@ from typing import Any
 
 from clickline.deploy.kuberay import ray_job_for
 from clickline.deploy.objects import DeployPlan, Object, to_yaml
-from clickline.deploy.pipeline_jobs import FINAL_CODES, pipeline_objects
+from clickline.deploy.pipeline_jobs import FINAL_CODES, SCHEDULE_POLICY
 from clickline.deploy.ray_lifecycle import scaler_command
 from clickline.deploy.ray_pods import driver, ray_is_temporary, ray_service, uses_operator
 from clickline.deploy.rollout_wait import rollout_service
@@ -21,7 +21,6 @@ from clickline.deploy.volcano import volcano_job_for
 _API = "argoproj.io/v1alpha1"
 _RAY, _RELEASE_RAY = "ray", "without-ray"
 _GATE_EXIT_CODE = 3
-_STARTING_DEADLINE = 3600
 # The root file system stays writable in these two: Argo's own defaults do not lock it (argo-workflows #10787).
 _EXECUTOR = {
     "allowPrivilegeEscalation": False,
@@ -50,12 +49,8 @@ _BY_OPERATOR = {
 
 
 def workflow_objects(plan: DeployPlan) -> list[Object]:
-    """The steps as a template, and a run of it: now, or on a schedule. Follow mode has no steps: the trainer."""
+    """The steps as a template, and a run of it: now, or on a schedule."""
     section = plan.deploy.workflow
-    if section.follow:
-        return pipeline_objects(plan)
-    if section.kind != "argo":
-        return []
     name = plan.object_name("pipeline")
     run: Object = {"workflowTemplateRef": {"name": name}}
     if section.schedule is None:
@@ -63,10 +58,7 @@ def workflow_objects(plan: DeployPlan) -> list[Object]:
     else:
         times = {
             "schedules": [section.schedule],
-            "concurrencyPolicy": "Forbid",  # only one run at a time may train into a home
-            "startingDeadlineSeconds": _STARTING_DEADLINE,
-            "successfulJobsHistoryLimit": 3,
-            "failedJobsHistoryLimit": 3,
+            **SCHEDULE_POLICY,
             "workflowMetadata": {"labels": plan.labels("pipeline")},
             "workflowSpec": run,
         }

@@ -15,10 +15,10 @@ from clickline.deploy.pods import claim_name
 
 def storage_objects(plan: DeployPlan) -> list[Object]:
     """The claims of data, models and cache, and their volumes."""
-    made = [*_volume_objects(plan, "data"), *_volume_objects(plan, "models")]
+    objects = [*_volume_objects(plan, "data"), *_volume_objects(plan, "models")]
     if plan.deploy.storage.cache is not None:
-        made += _node_cache(plan)
-    return made
+        objects += _node_cache(plan)
+    return objects
 
 
 def _volume_objects(plan: DeployPlan, volume: str) -> list[Object]:

@@ -389,8 +389,7 @@ def _training_memory(plan: DeployPlan) -> Iterator[_Problem]:
         f"{human_size(shard)} each at least, beside a worker of {human_size(worker)}. Allowed by "
         f"deploy.resources.ray_worker.memory_limit {written}: {max(0, int((limit - worker) // shard)) * least} shards.",
         "Lower train.embedding_servers or cluster.embedding_server.memory, or raise memory_limit or "
-        "train.workers.min. `clickline plan` "
-        "tells what the tables take.",
+        "train.workers.min. `clickline plan` estimates the memory of the tables.",
     )
 
 
@@ -417,8 +416,7 @@ def _storage_notes(plan: DeployPlan) -> Iterator[str]:
             yield (
                 f"deploy.storage.{name} is {volume.path} on whichever node a pod runs: only for a single-node cluster. "
                 f"The folder must belong to {plan.deploy.identity.user}:{plan.deploy.identity.fs_group}, or be "
-                "writable "
-                "for it."
+                "writable for it."
             )
     if claim_name(plan, "models") is None:
         yield (
@@ -466,8 +464,7 @@ def _access_notes(plan: DeployPlan) -> Iterator[str]:
     if plan.deploy.tracking.enabled and plan.deploy.tracking.image is None:
         yield (
             "deploy.tracking: the MLflow of this image has only the API; for the web UI set deploy.tracking.image to "
-            "an image "
-            "with the full MLflow."
+            "an image with the full MLflow."
         )
 
 
@@ -487,9 +484,7 @@ def _knative_notes(plan: DeployPlan) -> Iterator[str]:
         skipped = {"registries-skipping-tag-resolving": ",".join((*_LOCAL_REGISTRIES, registry))}
         yield (
             f"Knative resolves the tag of {plan.deploy.image} at its registry ({registry}). For an image that is "
-            "only on "
-            "the nodes name it dev.local/…, or disable that: "
-            f"{_patch('config-deployment', skipped)}"
+            f"only on the nodes name it dev.local/…, or disable that: {_patch('config-deployment', skipped)}"
         )
     yield (
         "Knative accepts requests once a version is published. Without one for an hour the revision fails: "
@@ -545,8 +540,7 @@ def _resource_notes(plan: DeployPlan) -> Iterator[str]:
     if plan.on_ray and deploy.training.kind == "volcano":
         yield (
             f"Volcano starts nothing before {2 + least} of {2 + most} pods fit at the same time (train.workers.min "
-            f"{least}, the "
-            "head and the driver)."
+            f"{least}, the head and the driver)."
         )
 
 

@@ -10,17 +10,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from posixpath import join, normpath
 
-from clickline.deploy.deploy_status import summarize, unbound_claims
+from clickline.deploy.deploy_status import pod_status, unbound_claims
 from clickline.deploy.file_transfer import TransferTotal, list_files, receive, send, transfer_total
-from clickline.deploy.kube_client import ApiError, Kube, describe
-from clickline.deploy.objects import Object
+from clickline.deploy.kube_client import ApiError, Kube, if_allowed
+from clickline.deploy.objects import Object, describe
 from clickline.deploy.prerequisites import (
     check_apis,
     check_namespace,
+    check_owner,
     check_references,
     create_namespace,
-    is_ours,
-    owner_of,
 )
 from clickline.deploy.render import Rendered
 from clickline.deploy.retained_volumes import is_stale_reservation, release_volume
@@ -147,12 +146,9 @@ def _create_missing(kube: Kube, rendered: Rendered, objects: list[Object], progr
         if live is None:
             kube.apply(one)
             progress.log(f"created    {describe(one)}")
-        elif not is_ours(live, rendered.name):
-            raise ClusterError(
-                f"{describe(one)} exists and was not created by this deployment ({owner_of(live)}). "
-                "Rename the deployment (name:), choose another deploy.namespace, or delete that object."
-            )
-        elif one["kind"] == "PersistentVolume" and is_stale_reservation(kube, one, live):
+            continue
+        check_owner(live, rendered.name)
+        if one["kind"] == "PersistentVolume" and is_stale_reservation(kube, one, live):
             release_volume(kube, live)
             progress.log(
                 f"released   {describe(one)}: it was still reserved for a deleted claim; the new claim gets it, with "
@@ -187,20 +183,15 @@ def _await_ready(kube: Kube, rendered: Rendered, pod: Object, progress: Progress
 def _state(kube: Kube, rendered: Rendered, pod: Object) -> tuple[str, str]:
     """The pod's state and the reason, as `deploy status` reports them."""
     name = pod["metadata"]["name"]
-    try:
-        events = [one for one in kube.list("v1", "Event", rendered.namespace) if one.get("type") == "Warning"]
-    except ApiError as refused:
-        if refused.status != 403:
-            raise
-        events = []  # they only explain why it waits
-    about = [one for one in events if one["involvedObject"].get("name") == name]
-    found = {"name": rendered.name, "namespace": rendered.namespace, "objects": [pod], "events": about}
-    status = summarize({**found, "served": {}, "notes": []})["roles"][0]["pods"][0]
-    if status["state"] == "running":
-        return status["state"], status["why"]
-    return status["state"], "; ".join(
-        part for part in (status["why"], *_unbound_claims(kube, rendered)) if part
-    )
+    events = if_allowed(kube.list, "v1", "Event", rendered.namespace)
+    about = [
+        one
+        for one in (() if isinstance(events, ApiError) else events)  # they only explain why it waits
+        if one.get("type") == "Warning" and one["involvedObject"].get("name") == name
+    ]
+    status = pod_status(pod, "data", {}, about, {})
+    waits = [] if status["state"] == "running" else _unbound_claims(kube, rendered)
+    return status["state"], "; ".join(part for part in (status["why"], *waits) if part)
 
 
 def _unbound_claims(kube: Kube, rendered: Rendered) -> list[str]:

@@ -6,8 +6,8 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from clickline.deploy.kube_client import ApiError, Kube, describe, label
-from clickline.deploy.objects import Object
+from clickline.deploy.kube_client import ApiError, Kube, if_allowed
+from clickline.deploy.objects import Object, describe, instance_labels, label
 from clickline.deploy.retained_volumes import reserved_claim
 from clickline.errors import ClusterError
 
@@ -34,35 +34,30 @@ _SERVING = ("predictor", "lookup")
 _STATE_ORDER = ("failed", "waiting", "running", "scheduled", "done")
 """States, most important first: the first that a role has is the state of the deployment."""
 _SCALER = "HorizontalPodAutoscaler"
-_LONG_RUNNING = ("Deployment", "StatefulSet", "Service")
+LONG_RUNNING = ("Deployment", "StatefulSet", "Service")
+SCHEDULED = ("CronJob", "CronWorkflow")
 
 
 def fetch_status(kube: Kube, *, name: str, namespace: str, metrics_port: int, tls: bool) -> dict[str, Any]:
     """What the cluster knows about a deployment: the argument of `summarize`."""
-    labels = {"app.kubernetes.io/instance": name, "app.kubernetes.io/name": "clickline"}
-    objects: list[Object] = []
     notes: list[str] = []
-    for api_version, kind in (*WORKLOADS, *_OTHER_KINDS):
-        try:
-            objects += kube.list(api_version, kind, namespace, labels)
-        except ApiError as refused:
-            if refused.status != 403:
-                raise
-            notes.append(str(refused))
+
+    def listed(api_version: str, kind: str, note: str = "", **where: Any) -> list[Object]:
+        found = if_allowed(kube.list, api_version, kind, **where)
+        if isinstance(found, ApiError):
+            notes.append(note or str(found))
+            return []
+        return found
+
+    objects = [
+        one
+        for api_version, kind in (*WORKLOADS, *_OTHER_KINDS)
+        for one in listed(api_version, kind, namespace=namespace, labels=instance_labels(name))
+    ]
     if any(_is_service(one) and one["spec"].get("type") == "NodePort" for one in objects):
-        try:
-            objects += kube.list("v1", "Node")
-        except ApiError as refused:
-            if refused.status != 403:
-                raise
-            notes.append("node addresses are not shown: this user may not list nodes (403)")
-    try:
-        events = [one for one in kube.list("v1", "Event", namespace) if _is_relevant(one)]
-    except ApiError as refused:
-        if refused.status != 403:
-            raise
-        events = []
-        notes.append("recent errors are not shown: this user may not list events (403)")
+        objects += listed("v1", "Node", "node addresses are not shown: this user may not list nodes (403)")
+    unlisted = "recent errors are not shown: this user may not list events (403)"
+    events = [one for one in listed("v1", "Event", unlisted, namespace=namespace) if _is_relevant(one)]
     events, unmeasured = _without_metrics(kube, events, objects)
     return {
         "name": name,
@@ -101,22 +96,16 @@ def _volumes(kube: Kube, objects: Sequence[Object], notes: list[str]) -> dict[st
     """For each volume that an unbound claim names, why it is not bound."""
     found: dict[str, str] = {}
     for claim in objects:
-        if claim["kind"] != "PersistentVolumeClaim" or _phase(claim) == "Bound":
+        name = claim["spec"].get("volumeName") if claim["kind"] == "PersistentVolumeClaim" else None
+        if not name or _phase(claim) == "Bound":
             continue
-        name = claim["spec"].get("volumeName")
-        if not name:
-            continue
-        try:
-            volume = kube.get("v1", "PersistentVolume", name)
-            held = None if volume is None else reserved_claim(kube, volume)
-        except ApiError as refused:
-            if refused.status != 403:
-                raise
+        volume = if_allowed(kube.get, "v1", "PersistentVolume", name)
+        held = None if not isinstance(volume, dict) else if_allowed(reserved_claim, kube, volume)
+        if isinstance(volume, ApiError) or isinstance(held, ApiError):
             notes.append(
                 f"why {describe(claim)} is pending is not shown in full: this user may not read its volume (403)"
             )
-            continue
-        if volume is None:
+        elif volume is None:
             found[name] = f"volume {name} does not exist: `clickline deploy apply` creates it"
         elif held is not None and held.gone:
             found[name] = (
@@ -141,7 +130,7 @@ def unbound_claims(kube: Kube, claims: Sequence[Object]) -> list[tuple[str, str,
 def _served_versions(
     kube: Kube, namespace: str, objects: Sequence[Object], port: int, notes: list[str], *, tls: bool
 ) -> dict[str, dict[str, Any]]:
-    """The version of each serving pod, or why it has none; asked through the API server, which reaches all pods."""
+    """The version of each serving pod, or why it has none; queried through the API server, which reaches all pods."""
     served: dict[str, dict[str, Any]] = {}
     for role in _SERVING:
         pods = [one for one in objects if one["kind"] == "Pod" and label(one, "component") == role]
@@ -166,13 +155,13 @@ def _served_versions(
 
 def _query_version(kube: Kube, namespace: str, pod: str, port: int, *, tls: bool) -> dict[str, Any]:
     status, text = kube.proxy_get(namespace, pod, port, "/metrics", tls=tls)
-    told = re.search(r"^clickline_(?:lookup_)?version (\d+)", text, re.MULTILINE)
-    if status == 200 and told and int(told[1]):
-        return {"version": int(told[1])}
+    version = re.search(r"^clickline_(?:lookup_)?version (\d+)", text, re.MULTILINE)
+    if status == 200 and version and int(version[1]):
+        return {"version": int(version[1])}
     status, text = kube.proxy_get(namespace, pod, port, "/readyz", tls=tls)
-    told = re.search(r"^version (\d+)", text, re.MULTILINE)
-    if status == 200 and told:  # /metrics needs a token, which the API server does not forward
-        return {"version": int(told[1])}
+    version = re.search(r"^version (\d+)", text, re.MULTILINE)
+    if status == 200 and version:  # /metrics needs a token, which the API server does not forward
+        return {"version": int(version[1])}
     if status == 200:
         return {"words": "version unknown: it runs an older release that requires a token"}
     return {"words": text.strip().partition("\n")[0] if status == 503 else f"HTTP status {status}"}
@@ -273,7 +262,7 @@ def _role_status(
     claims: Mapping[str, str],
 ) -> dict[str, Any]:
     alive = [pod for pod in pods if _phase(pod) not in ("Succeeded", "Failed")]
-    shown_pods = [_pod_status(pod, role, served, events, claims) for pod in pods]
+    shown_pods = [pod_status(pod, role, served, events, claims) for pod in pods]
     ready = sum(_ready(pod) for pod in alive)
     states = [workload_state(one) for one in workloads]
     state, why = _worst(states)
@@ -282,24 +271,23 @@ def _role_status(
         state = "failed"  # the last run; the next one is scheduled
     if state not in ("done", "failed"):
         live = [one for one in shown_pods if one["alive"]]
-        troubled = [one for one in live if one["state"] != "running"]
-        failing = [one for one in troubled if one["state"] == "failed"]
-        if troubled and (failing or ready < (desired or len(live))):
-            worst = (failing or troubled)[0]
+        not_running = [one for one in live if one["state"] != "running"]
+        failing = [one for one in not_running if one["state"] == "failed"]
+        if not_running and (failing or ready < (desired or len(live))):
+            worst = (failing or not_running)[0]
             state, why = worst["state"], worst["why"] or why
         elif not live and not workloads:
             state, why = ("done", "") if pods else ("waiting", "no pod yet")
-        elif live and not troubled:
+        elif live and not not_running:
             restarted = next((one["why"] for one in live if one["why"]), "")
             state, why = ("running", restarted) if ready >= (desired or 0) else ("waiting", why)
         tried = _last_failure(workloads, pods, role)
         if tried:
-            again = [words for _, words in states if words and words not in why]
-            why = "; ".join(part for part in (why, *again, f"last attempt: {tried}") if part)
+            again = [words for _, words in states if words not in why]
+            why = _joined(why, *again, f"last attempt: {tried}")
     elif state == "failed":
         ended = [pod for pod in pods if _phase(pod) == "Failed"]
-        last = _pod_state(max(ended, key=_created), role)[1] if ended else ""
-        why = "; ".join(part for part in (why, last) if part)
+        why = _joined(why, _pod_state(max(ended, key=_created), role)[1] if ended else "")
     if state == "done":
         ready = desired or 0
     versions = sorted(
@@ -314,8 +302,8 @@ def _role_status(
         "why": why,
         "versions": versions,
         "workloads": [
-            {"object": describe(one), "state": told[0], "why": told[1]}
-            for one, told in zip(workloads, states, strict=True)
+            {"object": describe(one), "state": its_state, "why": its_why}
+            for one, (its_state, its_why) in zip(workloads, states, strict=True)
         ],
         "pods": shown_pods,
     }
@@ -324,7 +312,7 @@ def _role_status(
 def _last_failure(workloads: Sequence[Object], pods: Sequence[Object], role: str) -> str:
     """Why the last pod of a retried workload failed. Deployments and StatefulSets restart their pods and do not
     retry."""
-    if all(one["kind"] in _LONG_RUNNING for one in workloads):
+    if all(one["kind"] in LONG_RUNNING for one in workloads):
         return ""
     run = _run_name(max(pods, key=_created, default={}))
     failed = [pod for pod in pods if _phase(pod) == "Failed" and _run_name(pod) == run]
@@ -389,48 +377,36 @@ def workload_state(workload: Object) -> tuple[str, str]:
         return "waiting", f"{status.get('readyReplicas', 0)} of {desired} are ready"
     if api == "batch/v1" and kind == "Job":
         if conditions.get("Failed", {}).get("status") == "True":
-            failed = conditions["Failed"]
-            return "failed", ": ".join(part for part in (failed.get("reason"), failed.get("message")) if part)
+            return "failed", _reason(conditions["Failed"])
         if conditions.get("Complete", {}).get("status") == "True":
             return "done", ""
         if (workload.get("spec") or {}).get("suspend"):
             return "waiting", "it is suspended"
         again = f"failed {_times(status['failed'])}, retrying" if status.get("failed") else ""
         return ("running" if status.get("active") else "waiting"), again
-    if kind == "CronJob":
+    if kind in SCHEDULED:
         if status.get("active"):
             return "running", ""
-        last = status.get("lastScheduleTime")
-        ran = f", last run {last}" if last else ", no run yet"
-        return "scheduled", f"at {workload['spec']['schedule']}{ran}"
-    if kind == "CronWorkflow":
-        schedules = workload["spec"].get("schedules") or [workload["spec"].get("schedule", "")]
-        if status.get("active"):
-            return "running", ""
-        last = status.get("lastScheduledTime")
-        ran = f", last run {last}" if last else ", no run yet"
-        return "scheduled", f"at {', '.join(schedules)}{ran}"
+        spec = workload["spec"]
+        last = status.get("lastScheduleTime") or status.get("lastScheduledTime")
+        ran = f"last run {last}" if last else "no run yet"
+        return "scheduled", f"at {', '.join(spec.get('schedules') or [spec.get('schedule', '')])}, {ran}"
     if api == "batch.volcano.sh/v1alpha1":
-        phase = (status.get("state") or {}).get("phase", "")
-        told = (status.get("state") or {}).get("message") or (status.get("state") or {}).get("reason") or ""
+        state = status.get("state") or {}
+        phase, message = state.get("phase", ""), state.get("message") or state.get("reason") or ""
         least = (workload.get("spec") or {}).get("minAvailable")
-        gang = (
-            f"Volcano starts it once {least} pods fit at the same time"
-            if phase in ("", "Pending", "Inqueue")
-            else ""
+        gang = f"Volcano starts it once {least} pods fit at the same time"
+        return _VOLCANO.get(phase, "waiting"), _joined(
+            message, gang if phase in ("", "Pending", "Inqueue") else ""
         )
-        return _VOLCANO.get(phase, "waiting"), "; ".join(part for part in (told, gang) if part)
     if kind == "RayJob":
-        phase = status.get("jobDeploymentStatus", "")
-        told = status.get("message") or status.get("reason") or ""
+        phase, message = status.get("jobDeploymentStatus", ""), status.get("message") or status.get("reason")
         if phase == "Complete" and status.get("jobStatus") in ("FAILED", "STOPPED"):
-            return "failed", f"{status['jobStatus']}: {told}" if told else str(status["jobStatus"])
-        words = (
-            f"KubeRay: {phase or 'not picked up by the operator yet'}"
-            if phase not in ("Running", "Complete")
-            else ""
+            return "failed", _joined(status["jobStatus"], message, separator=": ")
+        words = f"KubeRay: {phase or 'not picked up by the operator yet'}"
+        return _RAY_JOB.get(phase, "waiting"), _joined(
+            "" if phase in ("Running", "Complete") else words, message
         )
-        return _RAY_JOB.get(phase, "waiting"), "; ".join(part for part in (words, told) if part)
     if kind == "Workflow":
         phase = status.get("phase", "")
         words = status.get("message") or ("" if phase else "not picked up by Argo's controller yet")
@@ -438,9 +414,17 @@ def workload_state(workload: Object) -> tuple[str, str]:
     ready = conditions.get("Ready", {})  # Knative
     if ready.get("status") == "True":
         return "running", ""
-    words = ": ".join(part for part in (ready.get("reason"), ready.get("message")) if part)
     state = "failed" if ready.get("status") == "False" else "waiting"
-    return state, words or "not picked up by Knative yet"
+    return state, _reason(ready) or "not picked up by Knative yet"
+
+
+def _reason(status: Object) -> str:
+    """The reason and the message of a condition, a status or an event."""
+    return _joined(status.get("reason"), status.get("message"), separator=": ")
+
+
+def _joined(*parts: str | None, separator: str = "; ") -> str:
+    return separator.join(part for part in parts if part)
 
 
 # ── pods ───────────────────────────────────────────────────────────────────────────────────────
@@ -454,7 +438,7 @@ _WAITING_REASONS = {
     "CreateContainerError": "the node could not create the container",
     "RunContainerError": "the node could not start the container",
 }
-_EXIT_CODES = {
+EXIT_CODES = {
     1: "failed, see its log",
     2: "bad config",
     3: "the model failed the gate",
@@ -476,15 +460,15 @@ def explain_exit(code: int, reason: str | None, role: str, container: str, messa
     if reason == "OOMKilled":
         section = "pipeline" if role == "trainer" else "lookup" if role == "data" else role.replace("-", "_")
         return f"OOMKilled: out of memory, raise deploy.resources.{section}.memory_limit"
-    words = _SIGNALS.get(code)
-    if words is None and (container == "ready" or not role.startswith("ray-")):
-        words = _EXIT_CODES.get(code)
+    meaning = _SIGNALS.get(code)
+    if meaning is None and (container == "ready" or not role.startswith("ray-")):
+        meaning = EXIT_CODES.get(code)
     said = _last_line(message)
     if said and code == _FAILED:
-        words = said  # better than a pointer to the log
+        meaning = said  # better than a pointer to the log
     elif said:
-        words = f"{words} ({said})" if words else said
-    return f"exit code {code}" + (f": {words}" if words else "")
+        meaning = f"{meaning} ({said})" if meaning else said
+    return f"exit code {code}" + (f": {meaning}" if meaning else "")
 
 
 def _last_line(message: str) -> str:
@@ -516,7 +500,7 @@ def _containers(pod: Object) -> list[Object]:
     return [*(status.get("initContainerStatuses") or ()), *(status.get("containerStatuses") or ())]
 
 
-def _pod_status(
+def pod_status(
     pod: Object,
     role: str,
     served: Mapping[str, Mapping[str, Any]],
@@ -525,10 +509,10 @@ def _pod_status(
 ) -> dict[str, Any]:
     """The status of one pod. `claims`: the reason of each pending claim."""
     name = pod["metadata"]["name"]
+    answer = served.get(name, {})
     state, why = _pod_state(pod, role)
-    if state == "waiting" and not why:
-        why = _last_warning(name, events)
     if state == "waiting":
+        why = why or _last_warning(name, events)
         mounted = [
             one.get("persistentVolumeClaim", {}) for one in (pod.get("spec") or {}).get("volumes") or ()
         ]
@@ -537,10 +521,7 @@ def _pod_status(
             for one in mounted
             if one.get("claimName") in claims
         ]
-        why = "; ".join(part for part in (why, *waits) if part)
-    told = served.get(name, {})
-    if state == "waiting" and "words" in told:
-        why = "; ".join(part for part in (why, told["words"]) if part)
+        why = _joined(why, *waits, answer.get("words"))
     return {
         "pod": name,
         "node": (pod.get("spec") or {}).get("nodeName"),
@@ -548,8 +529,8 @@ def _pod_status(
         "state": state,
         "why": why,
         "restarts": sum(one.get("restartCount", 0) for one in _containers(pod)),
-        "version": told.get("version"),
-        "words": told.get("words"),
+        "version": answer.get("version"),
+        "words": answer.get("words"),
     }
 
 
@@ -559,9 +540,7 @@ def _pod_state(pod: Object, role: str) -> tuple[str, str]:
     if phase == "Succeeded":
         return "done", ""
     if phase == "Failed":
-        return "failed", _failure(pod, role) or ": ".join(
-            part for part in (status.get("reason"), status.get("message")) if part
-        )
+        return "failed", _failure(pod, role) or _reason(status)
     if pod["metadata"].get("deletionTimestamp"):
         return "waiting", "terminating"
     for one in status.get("conditions") or ():
@@ -577,11 +556,11 @@ def _pod_state(pod: Object, role: str) -> tuple[str, str]:
             return "failed", f"{reason} in {one['name']}: {_WAITING_REASONS[reason]}{words}"
     restarted = [one for one in _containers(pod) if one.get("restartCount")]
     if phase == "Running" and _ready(pod):
-        told = [one for one in restarted if (one.get("lastState") or {}).get("terminated")]
-        ends = [
-            f"restarted {_times(one['restartCount'])}, last {_last_termination(one, role)}" for one in told
-        ]
-        return "running", "; ".join(ends)
+        return "running", "; ".join(
+            f"restarted {_times(one['restartCount'])}, last {_last_termination(one, role)}"
+            for one in restarted
+            if (one.get("lastState") or {}).get("terminated")
+        )
     ends = [f"last {_last_termination(one, role)}" for one in restarted if not one.get("ready")]
     return "waiting", ", ".join([*(["not ready"] if phase == "Running" else []), *ends])
 
@@ -615,10 +594,7 @@ def _explain_termination(ended: Object, role: str, container: Object) -> str:
 def _last_warning(name: str, events: Sequence[Object]) -> str:
     """The last warning about an object."""
     about = [one for one in events if one["involvedObject"].get("name") == name]
-    if not about:
-        return ""
-    last = max(about, key=_event_time)
-    return f"{last.get('reason', '')}: {last.get('message', '')}"
+    return _reason(max(about, key=_event_time)) if about else ""
 
 
 # ── the rest ───────────────────────────────────────────────────────────────────────────────────
@@ -653,8 +629,8 @@ def _addresses(service: Object, port: Object, nodes: Sequence[str]) -> list[str]
         ]
     if kind == "LoadBalancer":
         given = ((service.get("status") or {}).get("loadBalancer") or {}).get("ingress") or ()
-        told = [_host_port(one.get("hostname") or one.get("ip"), port["port"]) for one in given]
-        return [f"{title}{one}" for one in told] or [f"{title}pending"]
+        hosts = [_host_port(one.get("hostname") or one.get("ip"), port["port"]) for one in given]
+        return [f"{title}{one}" for one in hosts] or [f"{title}pending"]
     metadata = service["metadata"]
     return [f"{title}{metadata['name']}.{metadata['namespace']}.svc:{port['port']}"]
 

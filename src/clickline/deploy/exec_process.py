@@ -1,6 +1,8 @@
 """A process in a container over the websocket of `pods/exec`.
 
-The first byte of every message is its channel: 0 stdin, 1 stdout, 2 stderr, 3 exit status.
+The first byte of every message is its channel: 0 stdin, 1 stdout, 2 stderr, 3 exit status. The `WSClient` of the
+`kubernetes` package reads as long as messages are available, whatever their size, before it returns any: a large file
+that arrives quickly would be held in memory, and copied again for each message.
 """
 
 from __future__ import annotations

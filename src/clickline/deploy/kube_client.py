@@ -2,67 +2,45 @@
 
 from __future__ import annotations
 
-import json
 import os
-import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
 from clickline.deploy.exec_process import ExecProcess
 from clickline.deploy.objects import Object
 from clickline.errors import ClusterError
 
-MANAGER = "clickline"
-_CONNECT_SECONDS = 5
-_READ_SECONDS = 30
+_MANAGER = "clickline"
 _PAGE = 500
 _PROXY_SECONDS = 3
+_LOG_SECONDS, _FOLLOW_SECONDS = 30, 60
 _CONNECTIONS = 64  # kept open: one for each container whose log is followed
-_FOLLOW_SECONDS = 60
+
+
+_P = ParamSpec("_P")
+_T = TypeVar("_T")
 
 
 class ApiError(ClusterError):
-    """The API server rejected a request. `causes` are the (field, message) pairs of an invalid object."""
+    """The API server rejected a request. `causes` are the (field, message) pairs of an invalid object. `sent_by_api`:
+    the API server itself responded, not a pod behind its proxy."""
 
-    def __init__(self, text: str, status: int, message: str, causes: Sequence[tuple[str, str]] = ()) -> None:
+    def __init__(
+        self,
+        text: str,
+        status: int,
+        message: str,
+        causes: Sequence[tuple[str, str]] = (),
+        *,
+        sent_by_api: bool = True,
+    ) -> None:
         super().__init__(text)
         self.status = status
         self.message = message
         self.causes = tuple(causes)
-
-
-@dataclass(frozen=True)
-class Resource:
-    """How objects of one kind are addressed in the API."""
-
-    api_version: str
-    kind: str
-    plural: str
-    namespaced: bool
-
-    def path(self, namespace: str | None, name: str = "") -> str:
-        root = f"/apis/{self.api_version}" if "/" in self.api_version else f"/api/{self.api_version}"
-        inside = f"/namespaces/{namespace}" if self.namespaced and namespace else ""
-        return f"{root}{inside}/{self.plural}" + (f"/{name}" if name else "")
-
-    @property
-    def full_name(self) -> str:
-        group = self.api_version.rpartition("/")[0]
-        return f"{self.plural}.{group}" if group else self.plural
-
-
-def describe(item: Object) -> str:
-    """An object's name in messages: Deployment ads-predictor."""
-    return f"{item['kind']} {item['metadata']['name']}"
-
-
-def label(item: Object, key: str) -> str | None:
-    """One of the app.kubernetes.io labels that all our objects have."""
-    found = (item["metadata"].get("labels") or {}).get(f"app.kubernetes.io/{key}")
-    return None if found is None else str(found)
+        self.sent_by_api = sent_by_api
 
 
 def connect(context: str | None = None) -> Kube:
@@ -127,110 +105,114 @@ def _from_kubeconfig(files: str, context: str | None) -> tuple[Any, str]:
     return api, f"context {name}"
 
 
+def if_allowed(call: Callable[_P, _T], *args: _P.args, **options: _P.kwargs) -> _T | ApiError:
+    """The result of a call; if this user may not make it, the error that says so."""
+    try:
+        return call(*args, **options)
+    except ApiError as refused:
+        if refused.status != 403:
+            raise
+        return refused
+
+
+def _unless_missing(call: Callable[..., Any], *args: Any) -> Any:
+    """The result of a call; None if the server has no such object."""
+    try:
+        return call(*args)
+    except ApiError as refused:
+        if refused.status != 404:
+            raise
+        return None
+
+
 class Kube:
     """The API's verbs on plain objects. Raises `ApiError` if the server rejects a request, `ClusterError` for any other
     failure."""
 
     def __init__(self, api: Any, where: str) -> None:
-        self._api = api
-        self.where = where
-        self.host: str = api.configuration.host
-        self.warnings: list[str] = []
-        """Warnings of the server, each once: deprecated fields, pods that a policy will not admit."""
-        self._resource_cache: dict[str, list[Resource] | None] = {}
+        from clickline.deploy.api_requests import ApiRequests
 
-    def close(self) -> None:
-        self._api.rest_client.close()
+        self._requests = ApiRequests(api, where)
+        self.where = where
+        self.host = self._requests.host
+        self.warnings = self._requests.warnings
+        """Warnings of the server, each once: deprecated fields, pods that a policy will not admit."""
+
+    def __enter__(self) -> Kube:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._requests.client.rest_client.close()
 
     # ── kinds ──────────────────────────────────────────────────────────────────────────────────
 
-    def resource(self, api_version: str, kind: str) -> Resource | None:
-        """The resource of a kind; None if the server does not have it."""
-        found = self._resources(api_version) or ()
+    def resource(self, api_version: str, kind: str) -> Any | None:
+        """The resource of a kind (`kubernetes.dynamic.Resource`); None if the server does not have it."""
+        found = self._requests.resources.of_version(api_version)
         return next((one for one in found if one.kind == kind), None)
 
     def versions(self, group: str) -> list[str]:
         """The versions of an API group that the server has; empty if it does not have the group."""
-        try:
-            return [
-                one["version"] for one in self._json("GET", f"/apis/{group}", ("get", "APIs"))["versions"]
-            ]
-        except ApiError as refused:
-            if refused.status != 404:
-                raise
-            return []
+        found = _unless_missing(self._requests.request, "GET", f"/apis/{group}") or {"versions": []}
+        return [one["version"] for one in found["versions"]]
 
-    def namespaced_resources(self) -> list[Resource]:
-        """Every namespaced kind that can be listed, in the server's preferred version."""
-        groups = self._json("GET", "/apis", ("list", "APIs"))["groups"]
+    def namespaced_resources(self) -> list[Any]:
+        """Every namespaced resource that can be listed, in the server's preferred version."""
+        groups = self._requests.request("GET", "/apis")["groups"]
         preferred = ["v1", *(group["preferredVersion"]["groupVersion"] for group in groups)]
-        return [one for version in preferred for one in self._resources(version) or () if one.namespaced]
+        resources = self._requests.resources
+        return [one for version in preferred for one in resources.of_version(version) if one.namespaced]
 
-    def _resources(self, api_version: str) -> list[Resource] | None:
-        if api_version not in self._resource_cache:
-            root = "/apis" if "/" in api_version else "/api"
-            try:
-                found = self._json("GET", f"{root}/{api_version}", ("get", "APIs"))["resources"]
-            except ApiError as refused:
-                if refused.status != 404:
-                    raise
-                self._resource_cache[api_version] = None
-            else:
-                self._resource_cache[api_version] = [
-                    Resource(api_version, one["kind"], one["name"], one["namespaced"])
-                    for one in found
-                    if "/" not in one["name"] and "list" in one["verbs"]
-                ]
-        return self._resource_cache[api_version]
-
-    def _resource_of(self, api_version: str, kind: str) -> Resource:
+    def _resource(self, api_version: str, kind: str) -> Any:
         found = self.resource(api_version, kind)
         if found is None:
             raise ClusterError(f"the cluster of {self.where} has no {kind} of {api_version}")
         return found
 
+    def _resource_of(self, item: Object) -> Any:
+        return self._resource(item["apiVersion"], item["kind"])
+
     # ── objects ────────────────────────────────────────────────────────────────────────────────
 
     def apply(self, item: Object, *, dry_run: bool = False) -> Object:
         """Create or change an object by server-side apply; returns it with what the server adds."""
-        resource = self._resource_of(item["apiVersion"], item["kind"])
-        metadata = item["metadata"]
-        query = {"fieldManager": MANAGER, "force": "true", "fieldValidation": "Strict"}
-        if dry_run:
-            query["dryRun"] = "All"
-        applied: Object = self._json(
-            "PATCH",
-            resource.path(metadata.get("namespace"), metadata["name"]),
-            ("patch", resource.full_name),
-            query,
-            body=json.dumps(item),
+        applied: Object = self._resource_of(item).server_side_apply(
+            item,
+            force_conflicts=True,
+            field_manager=_MANAGER,
+            dry_run="All" if dry_run else None,
+            query_params=[("fieldValidation", "Strict")],
         )
         return applied
 
-    def patch(self, item: Object, changes: Mapping[str, Any], subresource: str = "") -> Object:
+    def patch(self, item: Object, changes: Mapping[str, Any]) -> None:
         """Change single fields by merge patch, also those that other managers own and an apply cannot remove. None
-        removes a field. `subresource` is, for example, scale."""
-        resource = self._resource_of(item["apiVersion"], item["kind"])
+        removes a field."""
         metadata = item["metadata"]
-        path = resource.path(metadata.get("namespace"), metadata["name"]) + (
-            f"/{subresource}" if subresource else ""
+        self._resource_of(item).patch(
+            changes, metadata["name"], metadata.get("namespace"), content_type="application/merge-patch+json"
         )
-        full_name = f"{resource.full_name}/{subresource}" if subresource else resource.full_name
-        patched: Object = self._json("PATCH", path, ("patch", full_name), body=changes)
-        return patched
 
-    def get(
-        self, api_version: str, kind: str, name: str, namespace: str | None = None, subresource: str = ""
-    ) -> Object | None:
-        resource = self._resource_of(api_version, kind)
-        path = resource.path(namespace, name) + (f"/{subresource}" if subresource else "")
-        full_name = f"{resource.full_name}/{subresource}" if subresource else resource.full_name
-        try:
-            item: Object = self._json("GET", path, ("get", full_name))
-        except ApiError as refused:
-            if refused.status != 404:
-                raise
-            return None
+    def get_scale(self, name: str, namespace: str) -> Object | None:
+        """The scale of a StatefulSet."""
+        scale: Object | None = _unless_missing(
+            self._requests.request, "GET", self._scale_path(name, namespace)
+        )
+        return scale
+
+    def set_scale(self, name: str, namespace: str, replicas: int) -> None:
+        self._requests.request(
+            "PATCH",
+            self._scale_path(name, namespace),
+            {"spec": {"replicas": replicas}},
+            content_type="application/merge-patch+json",
+        )
+
+    def _scale_path(self, name: str, namespace: str) -> str:
+        return f"{self._resource('apps/v1', 'StatefulSet').path(name, namespace)}/scale"
+
+    def get(self, api_version: str, kind: str, name: str, namespace: str | None = None) -> Object | None:
+        item: Object | None = _unless_missing(self._resource(api_version, kind).get, name, namespace)
         return item
 
     def live(self, item: Object) -> Object | None:
@@ -249,25 +231,24 @@ class Kube:
         resource = self.resource(api_version, kind)
         if resource is None:
             return []
-        query = {"limit": str(_PAGE)}
-        if labels:
-            query["labelSelector"] = ",".join(f"{key}={value}" for key, value in labels.items())
+        selector = ",".join(f"{key}={value}" for key, value in (labels or {}).items()) or None
         found: list[Object] = []
+        following = None
         while True:
-            page = self._json("GET", resource.path(namespace), ("list", resource.full_name), query)
+            page = resource.get(
+                namespace=namespace, label_selector=selector, limit=_PAGE, _continue=following
+            )
             # The items of a list lack apiVersion and kind.
             found += [{**item, "apiVersion": api_version, "kind": kind} for item in page.get("items") or ()]
             following = (page.get("metadata") or {}).get("continue")
             if not following:
                 return found
-            query["continue"] = following
 
     def delete(self, item: Object, *, propagation: str = "Background") -> None:
         """Delete an object and its dependents, if it still exists.
 
         Only the very object that was read: another one created under the same name meanwhile stays.
         """
-        resource = self._resource_of(item["apiVersion"], item["kind"])
         metadata = item["metadata"]
         options: dict[str, Any] = {
             "kind": "DeleteOptions",
@@ -277,37 +258,23 @@ class Kube:
         if "uid" in metadata:
             options["preconditions"] = {"uid": metadata["uid"]}
         try:
-            path = resource.path(metadata.get("namespace"), metadata["name"])
-            self._json("DELETE", path, ("delete", resource.full_name), body=options)
+            self._resource_of(item).delete(metadata["name"], metadata.get("namespace"), options)
         except ApiError as refused:
             if refused.status not in (404, 409):
                 raise
 
     # ── pods ───────────────────────────────────────────────────────────────────────────────────
 
-    def log(
-        self,
-        namespace: str,
-        pod: str,
-        container: str,
-        *,
-        follow: bool = False,
-        previous: bool = False,
-        tail: int | None = None,
-        since: str | None = None,
-    ) -> Iterator[str]:
-        """The lines of a container's log, each with its time in front."""
-        query = {"container": container, "timestamps": "true"}
-        query |= {"follow": "true"} if follow else {}
-        query |= {"previous": "true"} if previous else {}
-        query |= {"tailLines": str(tail)} if tail is not None else {}
-        query |= {"sinceTime": since} if since is not None else {}
+    def log(self, namespace: str, pod: str, container: str, **options: str) -> Iterator[str]:
+        """The lines of a container's log, each with its time in front. `options` are the API's: follow, previous,
+        tailLines, sinceTime."""
         path = f"/api/v1/namespaces/{namespace}/pods/{pod}/log"
-        seconds = _FOLLOW_SECONDS if follow else _READ_SECONDS
-        response = self._send("GET", path, ("get", "pods/log"), query, seconds=seconds)
-        with self._network_errors(seconds):
+        query = [("container", container), ("timestamps", "true"), *options.items()]
+        seconds = _FOLLOW_SECONDS if "follow" in options else _LOG_SECONDS
+        response = self._requests.request("GET", path, seconds=seconds, serialize=False, query_params=query)
+        with self._requests.errors("GET", path, seconds):
             rest = b""
-            for chunk in response.response.stream():
+            for chunk in response.stream():
                 *lines, rest = (rest + chunk).split(b"\n")
                 for line in lines:
                     yield line.decode(errors="replace")
@@ -321,12 +288,14 @@ class Kube:
         itself responds, because it cannot reach the pod or this user may not."""
         target = f"{'https:' if tls else ''}{pod}:{port}"
         whole = f"/api/v1/namespaces/{namespace}/pods/{target}/proxy{path}"
-        response = self._raw("GET", whole, {}, None, _PROXY_SECONDS)
-        with self._network_errors(_PROXY_SECONDS):
-            data = response.read()
-        if response.status >= 300 and _is_status_object(data):
-            raise self._api_error(response.status, data, ("get", "pods/proxy"), whole)
-        return response.status, data.decode(errors="replace")
+        try:
+            response = self._requests.request("GET", whole, seconds=_PROXY_SECONDS, serialize=False)
+            with self._requests.errors("GET", whole, _PROXY_SECONDS):
+                return response.status, response.data.decode(errors="replace")
+        except ApiError as refused:
+            if refused.sent_by_api:
+                raise
+            return refused.status, refused.message
 
     @contextmanager
     def exec(self, namespace: str, pod: str, container: str, command: Sequence[str]) -> Iterator[ExecProcess]:
@@ -334,165 +303,27 @@ class Kube:
         from kubernetes.stream.ws_client import create_websocket, get_websocket_url
         from websocket import WebSocketBadStatusException, WebSocketException
 
+        from clickline.deploy.api_requests import reason
+
         path = f"/api/v1/namespaces/{namespace}/pods/{pod}/exec"
         query = [("container", container), *(("command", word) for word in command)]
         query += [(stream, "true") for stream in ("stdin", "stdout", "stderr")]
-        _, url, headers, *_ = self._api.param_serialize(
+        api = self._requests.client
+        _, url, headers, *_ = api.param_serialize(
             "GET", path, query_params=query, header_params={}, auth_settings=["BearerToken"]
         )
         try:
             address = get_websocket_url(url)  # type: ignore[no-untyped-call]
-            socket = create_websocket(self._api.configuration, address, headers)  # type: ignore[no-untyped-call]
+            socket = create_websocket(api.configuration, address, headers)  # type: ignore[no-untyped-call]
         except WebSocketBadStatusException as error:
             body = error.resp_body or b""
-            raise self._api_error(error.status_code, body, ("get and create", "pods/exec"), path) from error
+            raise self._requests.api_error(error.status_code, body, "EXEC", path) from error
         except (WebSocketException, OSError) as error:
             raise ClusterError(
-                f"{self.host} ({self.where}) cannot be reached: {_reason(error)}. Try again."
+                f"{self.host} ({self.where}) cannot be reached: {reason(error)}. Try again."
             ) from error
         process = ExecProcess(socket)
         try:
             yield process
         finally:
             process.close()
-
-    # ── requests ───────────────────────────────────────────────────────────────────────────────
-
-    def _json(
-        self,
-        method: str,
-        path: str,
-        what: tuple[str, str],
-        query: Mapping[str, str] | None = None,
-        body: str | Mapping[str, Any] | None = None,
-    ) -> Any:
-        response = self._send(method, path, what, query, body)
-        with self._network_errors(_READ_SECONDS):
-            data = response.read()
-        try:
-            return json.loads(data)
-        except ValueError as error:
-            raise ClusterError(
-                f"{self.host} ({self.where}) does not answer as a Kubernetes API does: {data[:80]!r}. "
-                "Check the server's address in the kubeconfig, and whether a proxy answers in its place."
-            ) from error
-
-    def _send(
-        self,
-        method: str,
-        path: str,
-        what: tuple[str, str],
-        query: Mapping[str, str] | None = None,
-        body: str | Mapping[str, Any] | None = None,
-        seconds: float = _READ_SECONDS,
-    ) -> Any:
-        response = self._raw(method, path, query or {}, body, seconds)
-        for warning in response.headers.getlist("Warning"):
-            text = re.sub(r'^\d+ \S+ "(.*)"$', r"\1", warning)
-            if text not in self.warnings:
-                self.warnings.append(text)
-        if response.status >= 300:
-            with self._network_errors(seconds):
-                raise self._api_error(response.status, response.read(), what, path)
-        return response
-
-    def _raw(
-        self,
-        method: str,
-        path: str,
-        query: Mapping[str, str],
-        body: str | Mapping[str, Any] | None,
-        seconds: float,
-    ) -> Any:
-        # An apply carries its own text (JSON is YAML); everything else is JSON that the library writes.
-        kind = "application/merge-patch+json" if method == "PATCH" else "application/json"
-        if isinstance(body, str):
-            kind = "application/apply-patch+yaml"
-        headers = {"Accept": "application/json", "Content-Type": kind}
-        with self._network_errors(seconds):
-            made = self._api.param_serialize(
-                method,
-                path,
-                query_params=list(query.items()),
-                header_params=headers,
-                body=body,
-                auth_settings=["BearerToken"],
-            )
-            verb, url, sent, content = made[:4]
-            return self._api.call_api(
-                verb, url, header_params=sent, body=content, _request_timeout=(_CONNECT_SECONDS, seconds)
-            )
-
-    @contextmanager
-    def _network_errors(self, seconds: float) -> Iterator[None]:
-        """Translate network errors to ClusterError."""
-        from kubernetes.client.exceptions import ApiException
-        from urllib3 import exceptions as http
-
-        try:
-            yield
-        except ApiException as error:  # only raised for TLS errors
-            raise ClusterError(
-                f"{self.host} ({self.where}) failed the TLS check: {_reason(error.reason)}. "
-                "Check certificate-authority in the kubeconfig."
-            ) from error
-        except http.ReadTimeoutError as error:
-            raise ClusterError(
-                f"{self.host} ({self.where}) did not answer within {seconds:.0f} s. Try again; "
-                "if it persists, the cluster's control plane is overloaded or partly down."
-            ) from error
-        except http.ProtocolError as error:
-            raise ClusterError(
-                f"{self.host} ({self.where}) closed the connection: {_reason(error)}. Try again."
-            ) from error
-        except http.HTTPError as error:
-            raise ClusterError(
-                f"{self.host} ({self.where}) cannot be reached: {_reason(error)}. Check that the cluster runs "
-                "and that this machine may reach it; --context or KUBECONFIG chooses another one."
-            ) from error
-
-    def _api_error(self, status: int, data: bytes, what: tuple[str, str], path: str) -> ApiError:
-        try:
-            document = json.loads(data)
-            message = str(document.get("message") or "")
-            details = document.get("details") or {}
-        except (ValueError, AttributeError):
-            message, details = data[:200].decode(errors="replace").strip(), {}
-        causes = [
-            (str(one.get("field", "")), str(one.get("message", ""))) for one in details.get("causes") or ()
-        ]
-        verb, resource = what
-        inside = re.search(r"/namespaces/([^/]+)/", path)
-        place = f" in namespace {inside[1]}" if inside else ""
-        if status == 401:
-            text = (
-                f"{self.host} does not accept the credentials of {self.where} (401). Log in to the cluster again, "
-                "or choose another context with --context."
-            )
-        elif status == 403 and (not message or "cannot " in message):
-            text = (
-                f"{self.host} does not let the user of {self.where} {verb} {resource}{place} (403). "
-                f"Ask for this permission: verb {verb}, resource {resource}; or choose another context with --context. "
-                f"Server: {message or 'no message'}"
-            )
-        else:
-            text = f"{message or 'no reason was given'} ({status})"
-        return ApiError(text, status, message, causes)
-
-
-def _is_status_object(data: bytes) -> bool:
-    """Whether a response is a Status object of the API server, which our pods never send."""
-    try:
-        document = json.loads(data)
-    except ValueError:
-        return False
-    return isinstance(document, dict) and (document.get("kind"), document.get("apiVersion")) == (
-        "Status",
-        "v1",
-    )
-
-
-def _reason(error: object) -> str:
-    """The reason of a failed connection without the repr of the objects around it."""
-    text = str(error).strip().splitlines()[-1] if str(error).strip() else type(error).__name__
-    return re.sub(r"^.*?>?: (?=Failed|\[)|\(_ssl\.c:\d+\)", "", text).strip(" .")

@@ -16,9 +16,7 @@ from clickline.deploy.ray_pods import (
     NO_MEMORY,
     OBJECT_STORE,
     WORKER_PORTS,
-    driver_command,
     tcp_probe,
-    uses_operator,
     worker_cpus,
     worker_memory,
     worker_range,
@@ -31,13 +29,6 @@ _TTL_SECONDS = 60  # the cluster stays after the job has finished, for a look at
 _SUBMITTER = Resources(cpu="50m", memory="128Mi", memory_limit="512Mi")
 _AUTOSCALER = {"requests": {"cpu": "50m", "memory": "256Mi"}, "limits": {"memory": "512Mi"}}
 _HEAD_PORTS = {"gcs-server": 6379, "dashboard": 8265}
-
-
-def ray_job(plan: DeployPlan) -> list[Object]:
-    """The RayJob; empty if something else runs training."""
-    if not uses_operator(plan.config) or plan.deploy.training.kind != "kuberay":
-        return []
-    return [ray_job_for(plan, driver_command(plan))]
 
 
 def ray_job_for(plan: DeployPlan, command: list[str]) -> Object:

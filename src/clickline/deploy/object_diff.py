@@ -9,8 +9,7 @@ from difflib import unified_diff
 from typing import Any
 
 from clickline.deploy.apply import ObjectChange, without_server_fields
-from clickline.deploy.kube_client import describe
-from clickline.deploy.objects import Object, to_yaml
+from clickline.deploy.objects import Object, describe, to_yaml
 
 
 @dataclass(frozen=True)

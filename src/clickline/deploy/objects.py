@@ -54,11 +54,7 @@ class DeployPlan:
 
     def selector(self, role: str) -> dict[str, str]:
         """The labels that select the pods of a role. They never change, because selectors are immutable."""
-        return {
-            "app.kubernetes.io/name": "clickline",
-            "app.kubernetes.io/instance": self.name,
-            "app.kubernetes.io/component": role,
-        }
+        return {**instance_labels(self.name), "app.kubernetes.io/component": role}
 
     def object(
         self,
@@ -79,6 +75,16 @@ class DeployPlan:
         if annotations:
             metadata["annotations"] = dict(annotations)
         return {"apiVersion": api, "kind": kind, "metadata": metadata, **body}
+
+    def headless_service(self, name: str, role: str, ports: list[Object]) -> Object:
+        """A Service whose host name resolves to the addresses of all pods of a role, ready or not."""
+        spec = {
+            "clusterIP": "None",
+            "publishNotReadyAddresses": True,
+            "selector": self.selector(role),
+            "ports": ports,
+        }
+        return self.object("v1", "Service", name, role, {"spec": spec})
 
     def config_map(self) -> Object:
         """The ConfigMap with the config and the user's files."""
@@ -119,6 +125,22 @@ def _config_map_key(path: str) -> str:
     return ".".join(
         (inside.relative_to(WORKING_FOLDER) if inside.is_relative_to(WORKING_FOLDER) else inside).parts
     ).lstrip("/.")
+
+
+def describe(item: Object) -> str:
+    """An object's name in messages: Deployment ads-predictor."""
+    return f"{item['kind']} {item['metadata']['name']}"
+
+
+def instance_labels(name: str) -> dict[str, str]:
+    """The labels of every object and pod of a deployment."""
+    return {"app.kubernetes.io/name": "clickline", "app.kubernetes.io/instance": name}
+
+
+def label(item: Object, key: str) -> str | None:
+    """One of the app.kubernetes.io labels that all our objects have."""
+    found = (item["metadata"].get("labels") or {}).get(f"app.kubernetes.io/{key}")
+    return None if found is None else str(found)
 
 
 class _Dumper(yaml.SafeDumper):

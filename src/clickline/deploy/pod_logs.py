@@ -8,13 +8,12 @@ import time
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from clickline.deploy.deploy_status import WORKLOADS, desired_pods, workload_state
+from clickline.deploy.deploy_status import LONG_RUNNING, SCHEDULED, WORKLOADS, desired_pods, workload_state
 from clickline.deploy.kube_client import ApiError, Kube
-from clickline.deploy.objects import Object
+from clickline.deploy.objects import Object, instance_labels
 from clickline.errors import ClusterError
 
 _POLL_SECONDS = 2.0
-_LONG_RUNNING = ("Deployment", "StatefulSet", "Service", "CronJob", "CronWorkflow")
 
 
 class LogLine(NamedTuple):
@@ -37,27 +36,22 @@ class _Source(NamedTuple):
 
 def list_pods(kube: Kube, *, name: str, namespace: str, role: str | None) -> list[Object]:
     """The pods of a role, or of all roles; oldest first."""
-    found = kube.list("v1", "Pod", namespace, _labels(name, role))
+    labels = instance_labels(name) | ({} if role is None else {"app.kubernetes.io/component": role})
+    found = kube.list("v1", "Pod", namespace, labels)
     return sorted(
         found, key=lambda pod: (pod["metadata"].get("creationTimestamp", ""), pod["metadata"]["name"])
     )
-
-
-def _labels(name: str, role: str | None) -> dict[str, str]:
-    labels = {"app.kubernetes.io/name": "clickline", "app.kubernetes.io/instance": name}
-    return labels if role is None else {**labels, "app.kubernetes.io/component": role}
 
 
 def last_lines(
     kube: Kube, found: Sequence[Object], *, namespace: str, lines: int, previous: bool = False
 ) -> list[LogLine]:
     """The last lines of all containers together, or of their previous runs."""
-    collected: list[LogLine] = []
-    for pod in found:
-        for source in _sources(pod):
-            if previous and not source.restarts:
-                continue
-            collected += _read(kube, namespace, source, tail=lines, previous=previous)
+    sources = [one for pod in found for one in _sources(pod) if one.restarts or not previous]
+    options = {"previous": "true"} if previous else {}
+    collected = [
+        line for one in sources for line in _read(kube, namespace, one, tailLines=str(lines), **options)
+    ]
     collected.sort(key=lambda line: line.at)
     return collected[-lines:] if lines else []
 
@@ -73,29 +67,12 @@ def _sources(pod: Object) -> list[_Source]:
     ]
 
 
-def _read(
-    kube: Kube,
-    namespace: str,
-    source: _Source,
-    *,
-    tail: int | None = None,
-    previous: bool = False,
-    following: bool = False,
-    since: str | None = None,
-) -> Iterator[LogLine]:
-    """The lines of one container; none if it has no log yet or its pod is gone."""
+def _read(kube: Kube, namespace: str, source: _Source, **options: str) -> Iterator[LogLine]:
+    """The lines of one container (`options`: see `Kube.log`); none if it has no log yet or its pod is gone."""
     try:
-        for text in kube.log(
-            namespace,
-            source.pod,
-            source.container,
-            follow=following,
-            previous=previous,
-            tail=tail,
-            since=since,
-        ):
+        for text in kube.log(namespace, source.pod, source.container, **options):
             at, _, message = text.partition(" ")
-            if since is None or at > since:
+            if at > options.get("sinceTime", ""):  # which has whole seconds: their lines come again
                 yield LogLine(at, source.pod, source.container, message)
     except ApiError as refused:
         if refused.status not in (400, 404):
@@ -115,7 +92,8 @@ def follow(
     def read(source: _Source) -> None:
         try:
             since = last_seen.get((source.pod, source.container))
-            for line in _read(kube, namespace, source, following=True, since=since):
+            options = {} if since is None else {"sinceTime": since}
+            for line in _read(kube, namespace, source, follow="true", **options):
                 last_seen[source.pod, source.container] = line.at
                 lines.put(line)
         except ApiError as refused:
@@ -160,10 +138,11 @@ def _is_finished(kube: Kube, found: Sequence[Object], *, name: str, namespace: s
     if any((pod.get("status") or {}).get("phase") not in ("Succeeded", "Failed") for pod in found):
         return False
     workloads = [
-        one for api, kind in WORKLOADS for one in kube.list(api, kind, namespace, _labels(name, None))
+        one for api, kind in WORKLOADS for one in kube.list(api, kind, namespace, instance_labels(name))
     ]
     if role is not None:
         workloads = [one for one in workloads if role in desired_pods(one)]
     return bool(workloads) and all(
-        one["kind"] not in _LONG_RUNNING and workload_state(one)[0] in ("done", "failed") for one in workloads
+        one["kind"] not in (*LONG_RUNNING, *SCHEDULED) and workload_state(one)[0] in ("done", "failed")
+        for one in workloads
     )

@@ -54,7 +54,7 @@ def pod(
     secret_files = _secret_files(
         plan, signs=signs, calls_predictors=calls_predictors or role in SERVING_ROLES
     )
-    mounts = _mounts(
+    volumes, mounts = _volumes(
         plan, ray=ray, data=data, writes_data=writes_data, writes_home=writes_home, secret_files=secret_files
     )
     shared: Object = {
@@ -94,7 +94,7 @@ def pod(
         "securityContext": _pod_security(plan),
         "initContainers": [init],
         "containers": [main],
-        "volumes": _volumes(plan, ray=ray, data=data, secret_files=secret_files),
+        "volumes": volumes,
         **_placement(plan),
     }
     if restart is not None:
@@ -209,7 +209,7 @@ def claim_name(plan: DeployPlan, volume: str) -> str | None:
     return section.claim or plan.object_name(volume)
 
 
-def _mounts(
+def _volumes(
     plan: DeployPlan,
     *,
     ray: bool,
@@ -217,7 +217,13 @@ def _mounts(
     writes_data: bool,
     writes_home: bool,
     secret_files: _SecretFiles,
-) -> list[Object]:
+) -> tuple[list[Object], list[Object]]:
+    """The volumes of a pod, and their mounts in its containers."""
+    volumes: list[Object] = [{"name": "config", "configMap": {"name": plan.object_name("config")}}]
+    volumes += [
+        {"name": f"secret-{secret}", "secret": {"secretName": secret, "defaultMode": 0o440}}
+        for secret in sorted({secret for secret, _ in secret_files.values()})
+    ]
     mounts: list[Object] = [
         {"name": "config", "mountPath": path, "subPath": key, "readOnly": True}
         for path, key in plan.mounted_files().items()
@@ -226,41 +232,27 @@ def _mounts(
         {"name": f"secret-{secret}", "mountPath": path, "subPath": key, "readOnly": True}
         for path, (secret, key) in secret_files.items()
     ]
-    if data and claim_name(plan, "data") is not None:
-        logs: Object = {"name": "data", "mountPath": data_folder(plan)}
-        mounts.append(logs if writes_data else {**logs, "readOnly": True})
-    models: Object = {"name": "models", "mountPath": plan.config.home}
-    mounts.append(models if writes_home else {**models, "readOnly": True})
-    mounts.append({"name": "scratch", "mountPath": str(SCRATCH)})
-    mounts.append({"name": "tmp", "mountPath": "/tmp"})
+
+    def mount(name: str, path: str | None, claim: str | None = None, *, read_only: bool = False) -> None:
+        """Mount a claim, or an empty folder if there is none."""
+        source: Object = (
+            {"emptyDir": {}} if claim is None else {"persistentVolumeClaim": {"claimName": claim}}
+        )
+        volumes.append({"name": name, **source})
+        mounts.append({"name": name, "mountPath": path, **({"readOnly": True} if read_only else {})})
+
+    logs = claim_name(plan, "data")
+    if data and logs is not None:
+        mount("data", data_folder(plan), logs, read_only=not writes_data)
+    mount("models", plan.config.home, claim_name(plan, "models"), read_only=not writes_home)
+    mount("scratch", str(SCRATCH))
+    mount("tmp", "/tmp")
     if data and plan.deploy.storage.cache is not None:
-        mounts.append({"name": "cache", "mountPath": plan.config.cache.dir})
+        mount("cache", plan.config.cache.dir, plan.object_name("cache"))
     if ray:
         mounts.append({"name": "shm", "mountPath": _SHARED_MEMORY})
-    return mounts
-
-
-def _volumes(plan: DeployPlan, *, ray: bool, data: bool, secret_files: _SecretFiles) -> list[Object]:
-    volumes: list[Object] = [{"name": "config", "configMap": {"name": plan.object_name("config")}}]
-    volumes += [
-        {"name": f"secret-{secret}", "secret": {"secretName": secret, "defaultMode": 0o440}}
-        for secret in sorted({secret for secret, _ in secret_files.values()})
-    ]
-    claims = {"models": claim_name(plan, "models")}
-    if data and claim_name(plan, "data") is not None:
-        claims = {"data": claim_name(plan, "data"), **claims}
-    for name, claim in claims.items():
-        volumes.append(
-            {"name": name, "emptyDir": {}}
-            if claim is None
-            else {"name": name, "persistentVolumeClaim": {"claimName": claim}}
-        )
-    volumes += [{"name": "scratch", "emptyDir": {}}, {"name": "tmp", "emptyDir": {}}]
-    if data and plan.deploy.storage.cache is not None:
-        volumes.append({"name": "cache", "persistentVolumeClaim": {"claimName": plan.object_name("cache")}})
-    if ray:
         volumes.append({"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": "512Mi"}})
-    return volumes
+    return volumes, mounts
 
 
 def _secret_files(plan: DeployPlan, *, signs: bool, calls_predictors: bool) -> _SecretFiles:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from clickline.config import Config
-from clickline.config.deploy_sections import SERVICE_VARIABLE, amount
+from clickline.config.deploy_sections import SERVICE_VARIABLE, Resources, amount
 from clickline.config.sections import unguarded
 from clickline.deploy.mlflow_server import tracking_uri
 from clickline.deploy.objects import DeployPlan, Object
@@ -83,20 +83,56 @@ def predictors(plan: DeployPlan) -> list[Object]:
 
 def predictor_pod(plan: DeployPlan) -> Object:
     """The pod template of the predictors."""
-    role, serve = "predictor", plan.config.serve
-    template = pod(
+    serve = plan.config.serve
+    return _serving_pod(
         plan,
-        role,
+        "predictor",
         ["clickline", "serve"],
         resources=plan.deploy.resources.predictor,
         ports={"http": serve.http_port, "grpc": serve.grpc_port, "metrics": serve.metrics_port},
+        variable={"name": SERVICE_VARIABLE, "value": _service_host(plan)},
+    )
+
+
+def _serving_pod(
+    plan: DeployPlan,
+    role: str,
+    command: list[str],
+    *,
+    resources: Resources,
+    ports: dict[str, int],
+    variable: Object,
+) -> Object:
+    """The pod template of predictors or lookup servers: drained before it ends, and spread over the nodes."""
+    serve = plan.config.serve
+    template = pod(
+        plan,
+        role,
+        command,
+        resources=resources,
+        ports=ports,
         probes=_probes(plan),
         writes_home=False,
-        extra_env=[{"name": SERVICE_VARIABLE, "value": _service_host(plan)}],
+        extra_env=[variable],
         grace=_PRE_STOP_SECONDS + serve.drain_timeout + _EXIT_SECONDS,
         pre_stop={"exec": {"command": ["sleep", str(_PRE_STOP_SECONDS)]}},
     )
-    return _with_spread(plan, role, _with_scrape_annotations(plan, template))
+    # For a Prometheus without an operator; one with an operator finds the port by its name.
+    template["metadata"]["annotations"] |= {
+        "prometheus.io/scrape": "true",
+        "prometheus.io/scheme": "http" if serve.tls is None else "https",
+        "prometheus.io/port": str(serve.metrics_port),
+        "prometheus.io/path": "/metrics",
+    }
+    template["spec"]["topologySpreadConstraints"] = [
+        {
+            "maxSkew": 1,
+            "topologyKey": "kubernetes.io/hostname",
+            "whenUnsatisfiable": "ScheduleAnyway",
+            "labelSelector": {"matchLabels": plan.selector(role)},
+        }
+    ]
+    return template
 
 
 def _service_host(plan: DeployPlan) -> str:
@@ -116,31 +152,6 @@ def _probes(plan: DeployPlan) -> dict[str, Object]:
         "readinessProbe": {**ready, "periodSeconds": 3, "failureThreshold": 2},
         "livenessProbe": {**live, "periodSeconds": 10, "failureThreshold": 6},
     }
-
-
-def _with_scrape_annotations(plan: DeployPlan, template: Object) -> Object:
-    """Add the annotations for a Prometheus without an operator; one with an operator finds the port by its name."""
-    serve = plan.config.serve
-    template["metadata"]["annotations"] |= {
-        "prometheus.io/scrape": "true",
-        "prometheus.io/scheme": "http" if serve.tls is None else "https",
-        "prometheus.io/port": str(serve.metrics_port),
-        "prometheus.io/path": "/metrics",
-    }
-    return template
-
-
-def _with_spread(plan: DeployPlan, role: str, template: Object) -> Object:
-    """Spread the pods over the nodes."""
-    template["spec"]["topologySpreadConstraints"] = [
-        {
-            "maxSkew": 1,
-            "topologyKey": "kubernetes.io/hostname",
-            "whenUnsatisfiable": "ScheduleAnyway",
-            "labelSelector": {"matchLabels": plan.selector(role)},
-        }
-    ]
-    return template
 
 
 def _service_spec(plan: DeployPlan) -> Object:
@@ -194,34 +205,25 @@ def lookup_servers(plan: DeployPlan) -> list[Object]:
         return []
     role, name = "lookup", plan.object_name("lookup")
     index = {"fieldRef": {"fieldPath": "metadata.labels['apps.kubernetes.io/pod-index']"}}
-    template = pod(
+    template = _serving_pod(
         plan,
         role,
         ["/bin/sh", "-c", f"exec clickline lookup --shard $((POD_INDEX % {shards}))"],
         resources=plan.deploy.resources.lookup,
         ports={"lookup": serve.lookup_port, "metrics": serve.metrics_port},
-        probes=_probes(plan),
-        writes_home=False,
-        extra_env=[{"name": "POD_INDEX", "valueFrom": index}],
-        grace=_PRE_STOP_SECONDS + serve.drain_timeout + _EXIT_SECONDS,
-        pre_stop={"exec": {"command": ["sleep", str(_PRE_STOP_SECONDS)]}},
+        variable={"name": "POD_INDEX", "valueFrom": index},
     )
     spec = {
         "replicas": shards * section.replicas,
         "serviceName": name,
         "podManagementPolicy": "Parallel",  # no shard waits for another
         "selector": {"matchLabels": plan.selector(role)},
-        "template": _with_spread(plan, role, _with_scrape_annotations(plan, template)),
+        "template": template,
     }
-    service = {
-        "clusterIP": "None",
-        # Predictors detect by themselves which replica responds; waiting for DNS would be slower.
-        "publishNotReadyAddresses": True,
-        "selector": plan.selector(role),
-        "ports": [{"name": "lookup", "port": serve.lookup_port, "targetPort": "lookup"}],
-    }
+    ports: list[Object] = [{"name": "lookup", "port": serve.lookup_port, "targetPort": "lookup"}]
     return [
         plan.object("apps/v1", "StatefulSet", name, role, {"spec": spec}),
-        plan.object("v1", "Service", name, role, {"spec": service}),
+        # Also pods that are not ready: predictors detect by themselves which replica responds, faster than DNS.
+        plan.headless_service(name, role, ports),
         _disruption_budget(plan, role),
     ]

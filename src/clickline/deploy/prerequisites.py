@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
-from clickline.deploy.kube_client import ApiError, Kube, describe, label
-from clickline.deploy.objects import WORKING_FOLDER, Object
+from clickline.deploy.kube_client import ApiError, Kube, if_allowed
+from clickline.deploy.objects import WORKING_FOLDER, Object, describe, label
 from clickline.errors import ClusterError
 
 
@@ -57,14 +57,11 @@ def _missing_api(kube: Kube, api_version: str, kind: str, items: Sequence[Object
 
 def check_namespace(kube: Kube, item: Object | None, namespace: str) -> Object | None:
     """Check the namespace; returns it if it has to be created."""
-    try:
-        live = kube.get("v1", "Namespace", namespace)
-    except ApiError as refused:
-        if refused.status != 403:
-            raise
+    live = if_allowed(kube.get, "v1", "Namespace", namespace)
+    if isinstance(live, ApiError):
         if item is None:
             return None  # this user may still be allowed to work in it
-        raise ClusterError(f"{refused} {_EXISTING_NAMESPACE}") from refused
+        raise ClusterError(f"{live} {_EXISTING_NAMESPACE}") from live
     if live is not None and live["metadata"].get("deletionTimestamp"):
         raise ClusterError(
             f"namespace {namespace} is being deleted. Wait until it is gone, then apply again."
@@ -78,9 +75,9 @@ def check_namespace(kube: Kube, item: Object | None, namespace: str) -> Object |
         return None
     if live is None:
         return item
-    if not is_ours(live, label(item, "instance")):
+    if not _is_ours(live, label(item, "instance")):
         raise ClusterError(
-            f"namespace {namespace} exists and was not created by this deployment ({owner_of(live)}). To use "
+            f"namespace {namespace} exists and was not created by this deployment ({_owner_of(live)}). To use "
             "it unchanged, set deploy.create_namespace: false; or choose another deploy.namespace."
         )
     return None
@@ -96,13 +93,26 @@ def create_namespace(kube: Kube, item: Object) -> None:
         raise ClusterError(f"{refused} {_EXISTING_NAMESPACE}") from refused
 
 
-def is_ours(item: Object, name: str | None) -> bool:
+class Conflict(ClusterError):
+    """An existing object prevents the change."""
+
+
+def check_owner(live: Object, name: str | None) -> None:
+    """Raises Conflict if this deployment did not create an object."""
+    if not _is_ours(live, name):
+        raise Conflict(
+            f"{describe(live)} exists and was not created by this deployment ({_owner_of(live)}). "
+            "Rename the deployment (name:), choose another deploy.namespace, or delete that object."
+        )
+
+
+def _is_ours(item: Object, name: str | None) -> bool:
     """Whether this deployment created an object. What a controller created has the labels of its owner, too."""
     made = label(item, "managed-by") == "clickline" and label(item, "instance") == name
     return made and not item["metadata"].get("ownerReferences")
 
 
-def owner_of(item: Object) -> str:
+def _owner_of(item: Object) -> str:
     by, instance = label(item, "managed-by"), label(item, "instance")
     owners = item["metadata"].get("ownerReferences")
     if owners:
@@ -174,11 +184,8 @@ def check_references(kube: Kube, objects: Sequence[Object], namespace: str, note
         if resource is None:
             _add_note(notes, f"could not check that {kind} {name} exists: the cluster has no {api_version}")
             continue
-        try:
-            there = kube.get(api_version, kind, name, namespace)
-        except ApiError as refused:
-            if refused.status != 403:
-                raise
+        there = if_allowed(kube.get, api_version, kind, name, namespace)
+        if isinstance(there, ApiError):
             _add_note(notes, f"could not check that {kind} {name} exists: this user may not read it (403)")
             continue
         if there is None:
@@ -253,11 +260,8 @@ def _storage_classes(kube: Kube, objects: Sequence[Object], notes: list[str]) ->
         claims += [{**one, "kind": "claim template"} for one in templates]
     if not claims:
         return []
-    try:
-        classes = kube.list("storage.k8s.io/v1", "StorageClass")
-    except ApiError as refused:
-        if refused.status != 403:
-            raise
+    classes = if_allowed(kube.list, "storage.k8s.io/v1", "StorageClass")
+    if isinstance(classes, ApiError):
         _add_note(notes, "could not check the storage classes: this user may not read them (403)")
         return []
     names = sorted(one["metadata"]["name"] for one in classes)

@@ -35,10 +35,9 @@ def scale_up(
     """Scale StatefulSets to their sizes, and log which changed. First wait until the pods of the previous run are gone:
     a driver that joined them would end with them."""
     for name, size in sizes.items():
-        item = _stateful_set(namespace, name)
         waiting = False
         while not stopped(0):
-            scale = kube.get("apps/v1", "StatefulSet", name, namespace, subresource="scale")
+            scale = kube.get_scale(name, namespace)
             if scale is None:
                 raise ClusterError(
                     f"StatefulSet {name} does not exist in namespace {namespace}. `clickline deploy apply` creates it."
@@ -54,7 +53,7 @@ def scale_up(
         else:
             return
         if wanted != size:
-            kube.patch(item, {"spec": {"replicas": size}}, subresource="scale")
+            kube.set_scale(name, namespace, size)
             log(f"{name}: scaled to {size}")
 
 
@@ -70,11 +69,8 @@ def keep_scaled(
     last_error = ""
     while not stopped(_KEEP_SECONDS):
         try:
-            kube = connect()  # the token is rotated
-            try:
+            with connect() as kube:  # each time, because the token is rotated
                 scale_up(kube, namespace, sizes, stopped, log)
-            finally:
-                kube.close()
             last_error = ""
         except ClusterError as error:  # the pipeline can continue without the API
             if str(error) != last_error:
@@ -92,11 +88,8 @@ def scale_down(
     left = list(names)
     while left:
         try:
-            kube = connect()  # the token is rotated
-            try:
-                kube.patch(_stateful_set(namespace, left[-1]), {"spec": {"replicas": 0}}, subresource="scale")
-            finally:
-                kube.close()
+            with connect() as kube:
+                kube.set_scale(left[-1], namespace, 0)
         except ClusterError as error:
             gone = isinstance(error, ApiError) and error.status == 404  # deleted with the deployment
             if not gone and _is_transient(error) and time.monotonic() < deadline:
@@ -117,14 +110,6 @@ def scale_down(
 
 def _is_transient(error: ClusterError) -> bool:
     return not isinstance(error, ApiError) or error.status >= 500 or error.status in _TRANSIENT
-
-
-def _stateful_set(namespace: str, name: str) -> Object:
-    return {
-        "apiVersion": "apps/v1",
-        "kind": "StatefulSet",
-        "metadata": {"name": name, "namespace": namespace},
-    }
 
 
 # ── in the manifests ───────────────────────────────────────────────────────────────────────────

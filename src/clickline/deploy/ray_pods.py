@@ -37,9 +37,7 @@ _POD_IP = {"name": "POD_IP", "valueFrom": {"fieldRef": {"fieldPath": "status.pod
 
 
 def ray_cluster(plan: DeployPlan) -> list[Object]:
-    """Ray from core objects; empty if training does not need it, or an operator runs it."""
-    if not plan.on_ray or uses_operator(plan.config):
-        return []
+    """Ray from core objects."""
     _, most = worker_range(plan.config)
     temporary = ray_is_temporary(plan)
     return [
@@ -240,21 +238,9 @@ def _with_priority(plan: DeployPlan, template: Object) -> Object:
 
 
 def ray_service(plan: DeployPlan) -> Object:
-    """The headless Service of the head. It resolves before the head is ready, for those that wait for it."""
-    return plan.object(
-        "v1",
-        "Service",
-        plan.object_name("ray"),
-        "ray-head",
-        {
-            "spec": {
-                "clusterIP": "None",
-                "publishNotReadyAddresses": True,
-                "selector": plan.selector("ray-head"),
-                "ports": [{"name": name, "port": port} for name, port in HEAD_PORTS.items()],
-            }
-        },
-    )
+    """The Service of the head. It resolves before the head is ready, for the pods that wait for it."""
+    ports: list[Object] = [{"name": name, "port": port} for name, port in HEAD_PORTS.items()]
+    return plan.headless_service(plan.object_name("ray"), "ray-head", ports)
 
 
 def _stateful_set(plan: DeployPlan, role: str, replicas: int | None, template: Object) -> Object:

@@ -1,14 +1,14 @@
 """Access: the namespace, the pods' service account and its Role, and network policies.
 
 Only ingress is restricted. Egress (object stores, DNS, MLflow) differs in every cluster and is mostly known by host
-name, which a NetworkPolicy cannot express; a list of ours would break more than it protects.
+name, which a NetworkPolicy cannot express; our own list would break more than it protects.
 """
 
 from __future__ import annotations
 
 from clickline.deploy.argo import argo_rules
 from clickline.deploy.knative import queue_ports
-from clickline.deploy.objects import DeployPlan, Object
+from clickline.deploy.objects import DeployPlan, Object, instance_labels
 from clickline.deploy.ray_lifecycle import scale_rules
 
 _TRAINING = ("pipeline", "trainer", "ray-head", "ray-worker")
@@ -18,24 +18,24 @@ _STANDARD = "pod-security.kubernetes.io"
 
 def access_objects(plan: DeployPlan) -> list[Object]:
     """The namespace, service account, Role and network policies."""
-    made = [_namespace(plan)] if plan.deploy.create_namespace else []
+    objects = [_namespace(plan)] if plan.deploy.create_namespace else []
     name = plan.object_name("access")
     body = {"automountServiceAccountToken": False}
-    made.append(plan.object("v1", "ServiceAccount", name, "access", body))
+    objects.append(plan.object("v1", "ServiceAccount", name, "access", body))
     allowed = [*argo_rules(plan), *scale_rules(plan)]
     if allowed:
-        made += _role_objects(plan, name, allowed)
+        objects += _role_objects(plan, name, allowed)
     if plan.deploy.network_policy:
-        made += _network_policies(plan)
-    return made
+        objects += _network_policies(plan)
+    return objects
 
 
 def _namespace(plan: DeployPlan) -> Object:
-    made = plan.object("v1", "Namespace", plan.deploy.namespace, "access", {}, namespaced=False)
-    made["metadata"]["labels"] |= {
+    namespace = plan.object("v1", "Namespace", plan.deploy.namespace, "access", {}, namespaced=False)
+    namespace["metadata"]["labels"] |= {
         f"{_STANDARD}/{mode}": "restricted" for mode in ("enforce", "audit", "warn")
     }
-    return made
+    return namespace
 
 
 def _role_objects(plan: DeployPlan, name: str, allowed: list[Object]) -> list[Object]:
@@ -56,25 +56,25 @@ def _role_objects(plan: DeployPlan, name: str, allowed: list[Object]) -> list[Ob
 
 def _network_policies(plan: DeployPlan) -> list[Object]:
     serve, deploy = plan.config.serve, plan.deploy
-    made = [_policy(plan, "deny", _pods(plan), [])]
+    objects = [_policy(plan, "deny", _pods(plan), [])]
     if plan.on_ray:  # Ray opens random ports
         training = _pods(plan, *_TRAINING)
-        made.append(_policy(plan, "training", training, [_from(training)]))
+        objects.append(_policy(plan, "training", training, [_from(training)]))
     if plan.on_ray and deploy.training.kind == "kuberay":
         # The operator polls the job's status on the head, from a namespace of its own.
         ingress = {"from": [{"namespaceSelector": {}}], **_ports(_RAY_DASHBOARD)}
-        made.append(_policy(plan, "operator", _pods(plan, "ray-head"), [ingress]))
+        objects.append(_policy(plan, "operator", _pods(plan, "ray-head"), [ingress]))
     ports = [serve.http_port, serve.grpc_port, serve.metrics_port]
     if deploy.serving.kind == "knative":
         ports += queue_ports(plan)
-    made.append(_policy(plan, "predictor", _pods(plan, "predictor"), [_ports(*ports)]))
+    objects.append(_policy(plan, "predictor", _pods(plan, "predictor"), [_ports(*ports)]))
     if deploy.serving.lookup is not None:
         ingress = _from(_pods(plan, "predictor"), serve.lookup_port)
-        made.append(_policy(plan, "lookup", _pods(plan, "lookup"), [ingress, _ports(serve.metrics_port)]))
+        objects.append(_policy(plan, "lookup", _pods(plan, "lookup"), [ingress, _ports(serve.metrics_port)]))
     if deploy.tracking.enabled:
         ingress = _from(_pods(plan), deploy.tracking.port)
-        made.append(_policy(plan, "tracking", _pods(plan, "tracking"), [ingress]))
-    return made
+        objects.append(_policy(plan, "tracking", _pods(plan, "tracking"), [ingress]))
+    return objects
 
 
 def _policy(plan: DeployPlan, name: str, pods: Object, ingress: list[Object]) -> Object:
@@ -86,12 +86,11 @@ def _policy(plan: DeployPlan, name: str, pods: Object, ingress: list[Object]) ->
 
 def _pods(plan: DeployPlan, *roles: str) -> Object:
     """A selector of the pods of some roles, or of all pods of this deployment."""
-    labels = plan.selector("")
-    del labels["app.kubernetes.io/component"]
-    if not roles:
-        return {"matchLabels": labels}
-    one_of = {"key": "app.kubernetes.io/component", "operator": "In", "values": list(roles)}
-    return {"matchLabels": labels, "matchExpressions": [one_of]}
+    selector: Object = {"matchLabels": instance_labels(plan.name)}
+    if roles:
+        one_of = {"key": "app.kubernetes.io/component", "operator": "In", "values": list(roles)}
+        selector["matchExpressions"] = [one_of]
+    return selector
 
 
 def _from(pods: Object, *ports: int) -> Object:

@@ -23,13 +23,13 @@ from clickline.deploy.argo import workflow_objects
 from clickline.deploy.claims import storage_objects
 from clickline.deploy.config_checks import config_mistakes, config_notes
 from clickline.deploy.knative import knative_service
-from clickline.deploy.kuberay import ray_job
+from clickline.deploy.kuberay import ray_job_for
 from clickline.deploy.mlflow_server import tracking_server
 from clickline.deploy.objects import WORKING_FOLDER, DeployPlan, Object, to_yaml
 from clickline.deploy.pipeline_jobs import pipeline_objects
 from clickline.deploy.pods import SCRATCH, claim_name, data_folder, data_pod
 from clickline.deploy.predictors import predictors, serve_overrides
-from clickline.deploy.ray_pods import cluster_overrides, ray_cluster
+from clickline.deploy.ray_pods import cluster_overrides, driver_command, ray_cluster, uses_operator
 from clickline.deploy.rbac import access_objects
 from clickline.deploy.volcano import volcano_job
 from clickline.errors import ConfigError
@@ -58,8 +58,8 @@ class Rendered:
 def render(config_file: Path, overrides: Sequence[str] = ()) -> Rendered:
     """Render a deployment. Raises ConfigError with all mistakes of the config."""
     local = load_config(config_file, overrides)
-    config = _pod_config(config_file, overrides)
-    plan = DeployPlan(config, _user_files(local, config), _config_text(config))
+    config = pod_config(config_file, overrides)
+    plan = DeployPlan(config, _user_files(local, config), config_text(config))
     mistakes = config_mistakes(plan)
     if mistakes:
         raise ConfigError(mistakes)
@@ -97,7 +97,7 @@ def write_files(files: Mapping[str, str], folder: Path) -> None:
 # ── the config in the pods ─────────────────────────────────────────────────────────────────────
 
 
-def _pod_config(config_file: Path, overrides: Sequence[str]) -> Config:
+def pod_config(config_file: Path, overrides: Sequence[str]) -> Config:
     """The config as the pods use it: relative to their working folder, and with the changes that a cluster needs."""
     folder = Path(WORKING_FOLDER)
     config = load_config(config_file, overrides, folder=folder)
@@ -110,7 +110,7 @@ def _pod_config(config_file: Path, overrides: Sequence[str]) -> Config:
     return load_config(config_file, [*overrides, *more], folder=folder)
 
 
-def _config_text(config: Config) -> str:
+def config_text(config: Config) -> str:
     """The config's YAML without the `deploy` section: a change of that section alone must not replace all pods."""
     return resolved(config.model_copy(update={"deploy": DeploySection()}))
 
@@ -138,16 +138,20 @@ def _objects(plan: DeployPlan) -> list[Object]:
     if deploy.tracking.enabled:
         objects += tracking_server(plan)
     objects += knative_service(plan) if deploy.serving.kind == "knative" else predictors(plan)
-    operator_runs_it = plan.on_ray and deploy.training.kind != "plain" and not deploy.workflow.follow
-    if plan.on_ray and not operator_runs_it:
-        objects += ray_cluster(plan)
-    if deploy.workflow.kind == "argo":
-        objects += workflow_objects(plan)
-    elif operator_runs_it:
-        objects += volcano_job(plan) if deploy.training.kind == "volcano" else ray_job(plan)
-    else:
-        objects += pipeline_objects(plan)
-    return objects
+    return objects + training_objects(plan)
+
+
+def training_objects(plan: DeployPlan) -> list[Object]:
+    """What runs the pipeline, and Ray if it trains there. Follow mode has no steps and is not a job: core objects."""
+    operated, workflow = uses_operator(plan.config), plan.deploy.workflow
+    objects = ray_cluster(plan) if plan.on_ray and not operated else []
+    if workflow.kind == "argo" and not workflow.follow:
+        return objects + workflow_objects(plan)
+    if operated and plan.deploy.training.kind == "volcano":
+        return volcano_job(plan)
+    if operated:
+        return [ray_job_for(plan, driver_command(plan))]
+    return objects + pipeline_objects(plan)
 
 
 def _variants(config_file: Path, overrides: Sequence[str], plan: DeployPlan) -> dict[str, DeployPlan]:
@@ -156,8 +160,8 @@ def _variants(config_file: Path, overrides: Sequence[str], plan: DeployPlan) -> 
     for way in ("single-node", "pipeline"):
         config = plan.config
         if way == "single-node" and plan.on_ray:
-            config = _pod_config(config_file, [*overrides, "train.mode=local"])
-        config_text = _config_text(config)
+            config = pod_config(config_file, [*overrides, "train.mode=local"])
+        text = config_text(config)
         for kind in ("nfs", "pvc"):
             volumes = config.deploy.storage
             stored = volumes.model_copy(
@@ -168,7 +172,7 @@ def _variants(config_file: Path, overrides: Sequence[str], plan: DeployPlan) -> 
                 job = deploy.workflow.model_copy(update={"kind": "job"})
                 deploy = deploy.model_copy(update={"workflow": job})
             variants[f"{way}-{kind}"] = DeployPlan(
-                config.model_copy(update={"deploy": deploy}), plan.files, config_text
+                config.model_copy(update={"deploy": deploy}), plan.files, text
             )
     return variants
 

@@ -9,13 +9,9 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from clickline.deploy.kube_client import Kube, describe
-from clickline.deploy.objects import Object
-from clickline.errors import ClusterError
-
-
-class VolumeInUse(ClusterError):
-    """A volume is bound to another claim."""
+from clickline.deploy.kube_client import Kube
+from clickline.deploy.objects import Object, describe
+from clickline.deploy.prerequisites import Conflict
 
 
 class ReservedClaim(NamedTuple):
@@ -40,12 +36,12 @@ def reserved_claim(kube: Kube, volume: Object) -> ReservedClaim | None:
 
 
 def is_stale_reservation(kube: Kube, item: Object, live: Object) -> bool:
-    """Whether the `live` volume is reserved for a deleted claim. Raises VolumeInUse if another claim has it."""
+    """Whether the `live` volume is reserved for a deleted claim. Raises Conflict if another claim has it."""
     held, wanted = reserved_claim(kube, live), item["spec"]["claimRef"]
     if held is None or held.gone:
         return held is not None
     if (held.namespace, held.name) != (wanted["namespace"], wanted["name"]):
-        raise VolumeInUse(
+        raise Conflict(
             f"{describe(item)} is bound to {held}, and is needed for claim {wanted['name']} of namespace "
             f"{wanted['namespace']}. Rename the deployment (name:) or choose another deploy.namespace; or, if that "
             f"claim is not needed any more: kubectl -n {held.namespace} delete persistentvolumeclaim {held.name}, and "

@@ -31,21 +31,9 @@ def rollout_host(name: str) -> str:
 
 
 def rollout_service(plan: DeployPlan) -> Object:
-    """The headless Service of `rollout_host`. Clients use another one, for ready predictors only."""
-    return plan.object(
-        "v1",
-        "Service",
-        rollout_host(plan.name),
-        "predictor",
-        {
-            "spec": {
-                "clusterIP": "None",
-                "publishNotReadyAddresses": True,
-                "selector": plan.selector("predictor"),
-                "ports": [{"name": "http", "port": plan.config.serve.http_port}],
-            }
-        },
-    )
+    """The Service of `rollout_host`. Clients use another one, for ready predictors only."""
+    ports: list[Object] = [{"name": "http", "port": plan.config.serve.http_port}]
+    return plan.headless_service(rollout_host(plan.name), "predictor", ports)
 
 
 def write_published_version(config: Config, place: Path = TERMINATION_LOG) -> None:

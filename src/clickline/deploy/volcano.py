@@ -14,7 +14,6 @@ from clickline.deploy.ray_pods import (
     head,
     head_address,
     ray_service,
-    uses_operator,
     worker,
     worker_range,
 )
@@ -29,9 +28,7 @@ _DRIVER_POLICIES: list[Object] = [
 
 
 def volcano_job(plan: DeployPlan) -> list[Object]:
-    """The Job and the head's Service; empty if something else runs training."""
-    if not uses_operator(plan.config) or plan.deploy.training.kind != "volcano":
-        return []
+    """The Job and the head's Service."""
     return [ray_service(plan), volcano_job_for(plan, driver_command(plan))]
 
 

@@ -7,9 +7,17 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from clickline.deploy.deploy_status import WORKLOADS, fetch_status, summarize, workload_state
-from clickline.deploy.kube_client import ApiError, Kube, describe, label
-from clickline.deploy.objects import Object
+from clickline.deploy.deploy_status import (
+    EXIT_CODES,
+    SCHEDULED,
+    WORKLOADS,
+    fetch_status,
+    summarize,
+    workload_state,
+)
+from clickline.deploy.kube_client import ApiError, Kube
+from clickline.deploy.objects import Object, describe, label
+from clickline.deploy.pipeline_jobs import FINAL_CODES
 from clickline.deploy.pod_logs import last_lines
 from clickline.deploy.rollout_wait import read_published_version
 from clickline.errors import ClusterError
@@ -20,10 +28,8 @@ _STUCK_SECONDS = 60.0
 """How long a pod may be in a failed state, such as an image that cannot be pulled, before the wait gives up."""
 _LOG_LINES = 30
 _MAX_FAILED_POLLS = 5  # consecutive
-_SCHEDULED = ("CronJob", "CronWorkflow")
 _ROLLOUT_ROLES = ("predictor", "lookup", "trainer", "tracking")
 _TRAINING_ROLES = ("pipeline", "trainer")
-_EXIT_CODES = (2, 3, 4)
 _LOGGED_CONTAINERS = (*_TRAINING_ROLES, "main")
 """Containers whose log is the pipeline's; in Argo's steps they are called main."""
 
@@ -90,14 +96,14 @@ def rollout_state(found: Mapping[str, Any]) -> WaitResult:
         if (one["apiVersion"], one["kind"]) in WORKLOADS and not one["metadata"].get("ownerReferences")
     ]
     once = [
-        one for one in workloads if label(one, "component") == "pipeline" and one["kind"] not in _SCHEDULED
+        one for one in workloads if label(one, "component") == "pipeline" and one["kind"] not in SCHEDULED
     ]
     for run in once:
         state, why = workload_state(run)
         if state == "failed":
             return _failure(run, why, objects, summary)
     under_way = [words for run in once if (words := _run_progress(run))]
-    timed = next((one for one in workloads if one["kind"] in _SCHEDULED), None)
+    timed = next((one for one in workloads if one["kind"] in SCHEDULED), None)
     unserved = timed is not None and not summary["versions"]
     rolling = [words for one in workloads if (words := _rollout_progress(one, any_version=not unserved))]
     stuck = [
@@ -123,7 +129,7 @@ def _run_progress(run: Object) -> str:
 
 def _is_scheduled(role: Mapping[str, Any]) -> bool:
     """Whether a role is run on a schedule: an earlier run that failed is not part of this rollout."""
-    return any(one["object"].split()[0] in _SCHEDULED for one in role["workloads"])
+    return any(one["object"].split()[0] in SCHEDULED for one in role["workloads"])
 
 
 def _rollout_progress(workload: Object, *, any_version: bool) -> str:
@@ -153,37 +159,39 @@ def _rollout_progress(workload: Object, *, any_version: bool) -> str:
 
 def _outdated(objects: Sequence[Object], summary: Mapping[str, Any]) -> list[str]:
     """Outdated versions that predictors still serve; each loads the new one when it next polls the registry."""
-    published, served = _published(objects), summary["versions"]
+    published, served = _published(_pipeline_pods(objects)), summary["versions"]
     if len(served) < 2 and (published is None or served in ([], [published])):
         return []
     wanted = "" if published is None else f"; version {published} is published"
     return [f"predictor: version {' and '.join(map(str, served))} served{wanted}"]
 
 
-def _published(objects: Sequence[Object]) -> int | None:
-    """The version that was current when the pipeline finished, if its pod still exists and recorded it."""
+def _pipeline_pods(objects: Sequence[Object]) -> list[Object]:
+    """The pods of the pipeline, the newest first."""
     pods = [one for one in objects if one["kind"] == "Pod" and label(one, "component") == "pipeline"]
-    for pod in sorted(pods, key=lambda one: str(one["metadata"].get("creationTimestamp", "")), reverse=True):
-        for one in (pod.get("status") or {}).get("containerStatuses") or ():
-            ended = (one.get("state") or {}).get("terminated") or {}
-            version = read_published_version(ended.get("message") or "")
-            if version is not None and ended.get("exitCode") == 0:
-                return version
-    return None
+    return sorted(pods, key=lambda one: str(one["metadata"].get("creationTimestamp", "")), reverse=True)
+
+
+def _terminations(pod: Object) -> list[Object]:
+    """How the containers of a pod ended; an empty one for each that has not."""
+    containers = (pod.get("status") or {}).get("containerStatuses") or ()
+    return [(one.get("state") or {}).get("terminated") or {} for one in containers]
+
+
+def _published(pods: Sequence[Object]) -> int | None:
+    """The version that was current when the pipeline finished, if its pod still exists and recorded it."""
+    ended = [one for pod in pods for one in _terminations(pod) if one.get("exitCode") == 0]
+    versions = (read_published_version(one.get("message") or "") for one in ended)
+    return next((version for version in versions if version is not None), None)
 
 
 def _failure(run: Object, why: str, objects: Sequence[Object], summary: Mapping[str, Any]) -> WaitResult:
     """Why the pipeline failed, by the exit code of its last pod."""
-    pods = [one for one in objects if one["kind"] == "Pod" and label(one, "component") == "pipeline"]
-    newest = max(pods, key=lambda pod: str(pod["metadata"].get("creationTimestamp", "")), default={})
-    codes = [
-        ((one.get("state") or {}).get("terminated") or {}).get("exitCode")
-        for one in (newest.get("status") or {}).get("containerStatuses") or ()
-    ]
-    code = next((one for one in codes if one in _EXIT_CODES), 1)
+    codes = [one.get("exitCode") for pod in _pipeline_pods(objects)[:1] for one in _terminations(pod)]
+    code = next((one for one in codes if one in FINAL_CODES), 1)
     reason = next((role["why"] for role in summary["roles"] if role["role"] == "pipeline"), "") or why
-    title = {2: "bad config", 3: "the model failed the gate", 4: "bad data"}.get(code, "")
-    message = f"the pipeline failed{f': {title}' if title else ''} ({describe(run)}: {reason})"
+    meaning = f": {EXIT_CODES[code]}" if code in FINAL_CODES else ""
+    message = f"the pipeline failed{meaning} ({describe(run)}: {reason})"
     return WaitResult("failed", message, code)
 
 

@@ -1,8 +1,10 @@
-"""A small deployment named ads in the namespace shop, as plain objects, and pods in the states that clusters give them."""
+"""A small deployment named ads in namespace shop, and pods in various states."""
 
 from __future__ import annotations
 
 from typing import Any
+
+from clickline.progress import Progress
 
 Object = dict[str, Any]
 
@@ -36,7 +38,7 @@ def job(image: str = "clickline:0.1.0") -> Object:
 
 
 def ours() -> list[Object]:
-    """Shuffled on purpose: an apply finds the order itself."""
+    """Unordered on purpose: apply sorts the objects."""
     namespace = item("v1", "Namespace", "shop", "access")
     del namespace["metadata"]["namespace"]
     ports = [{"name": "http", "port": 8501}, {"name": "grpc", "port": 8500}]
@@ -87,3 +89,25 @@ def event(
         "message": message,
         "lastTimestamp": at,
     }
+
+
+class RecordedProgress(Progress):
+    """Keeps everything that it is given."""
+
+    def __init__(self) -> None:
+        self.titles: list[str] = []
+        self.lines: list[str] = []
+        self.notes: list[str] = []
+        self.sizes: list[int] = []
+
+    def begin(self, title: str, *, total_bytes: int | None = None, total_rows: int | None = None) -> None:
+        self.titles.append(title)
+
+    def log(self, message: str) -> None:
+        self.lines.append(message)
+
+    def note(self, figures: str) -> None:
+        self.notes.append(figures)
+
+    def advance(self, *, rows: int = 0, size: int = 0) -> None:
+        self.sizes.append(size)

@@ -1,9 +1,8 @@
-"""A small API server of Kubernetes: real HTTP on loopback, objects in memory, no controllers.
+"""A small Kubernetes API server: real HTTP on loopback, objects in memory, no controllers.
 
-It has what `clickline deploy` uses, as the real one does it: discovery, server-side apply with dry run, merge patches,
-defaults that the server adds, parts that cannot be changed, labels, removal with what is owned, logs that are followed,
-the scale of a StatefulSet, a proxy to pods. Tests give pods their state themselves, let requests fail on demand, and
-have volumes bound when they say so.
+It implements what `clickline deploy` uses, as the real one does: discovery, server-side apply with dry run, merge
+patches, defaults, immutable fields, labels, deletion with dependents, followed logs, the scale of a StatefulSet, a proxy
+to pods. Tests set the state of pods, inject faults, and bind volumes explicitly.
 """
 
 from __future__ import annotations
@@ -74,7 +73,7 @@ OPERATORS: Kinds = {
 
 @dataclass
 class Fault:
-    """What happens to a request: of this verb on this plural, to this name, or to any."""
+    """A fault of requests with this verb, plural and, if given, name."""
 
     verb: str
     plural: str
@@ -89,12 +88,12 @@ class Fault:
 
 @dataclass
 class Log:
-    """A container's log; open ones are followed."""
+    """A container's log; an open one can be followed."""
 
     lines: list[str] = field(default_factory=list)
     open: bool = False
     cut_after: int | None = None
-    """Lines after which the first reader loses its connection."""
+    """Number of lines after which the first reader's connection is closed."""
 
 
 class _No(Exception):
@@ -125,20 +124,20 @@ class ApiServer:
         self.logs: dict[tuple[str, str], Log] = {}
         self.previous_logs: dict[tuple[str, str], Log] = {}
         self.pages: dict[tuple[str, str], tuple[int, str]] = {}
-        """(pod, path) to what the pod answers."""
+        """Maps (pod, path) to the pod's response."""
         self.warnings: dict[str, str] = {}
-        """Plural to a warning that comes with each of its answers."""
+        """Maps a plural to a warning sent with each of its responses."""
         self.statuses: dict[str, dict[str, Any]] = {}
-        """Kind to the status that its controller gives to an object as soon as it is made or changed."""
+        """Maps a kind to the status that its controller sets when an object is created or changed."""
         self.linger: dict[str, int] = {}
-        """Name to how many more times an object that is being removed is still seen."""
+        """Maps a name to how often the object is still returned after its deletion."""
         self.writes: list[tuple[str, str, str]] = []
-        """(verb, kind, name) of all that was really done."""
+        """(verb, kind, name) of every write."""
         self.requests: list[str] = []
         self.volume: Path | None = None
-        """The folder that pods have as /clickline/data; commands in them are run for real, with it in its place."""
+        """The folder that pods mount as /clickline/data; commands in pods are really run, with it in its place."""
         self.cut_exec_after: int | None = None
-        """Bytes of input after which the connection to a command is cut, once."""
+        """Bytes of input after which the connection to a command is closed, once."""
         self.subprotocols = ("v5.channel.k8s.io", "v4.channel.k8s.io")
         self.changed = threading.Condition()
         self._applied: dict[Key, dict[str, Any]] = {}
@@ -149,7 +148,7 @@ class ApiServer:
     # ── what tests do ──────────────────────────────────────────────────────────────────────────
 
     def put(self, item: dict[str, Any]) -> dict[str, Any]:
-        """As a controller or somebody else would: no checks."""
+        """Store an object without checks, like a controller."""
         metadata = item["metadata"]
         key = (item["apiVersion"], item["kind"], metadata.get("namespace", ""), metadata["name"])
         with self.changed:
@@ -177,7 +176,7 @@ class ApiServer:
             return sorted(key[3] for key in self.objects if key[1] == kind)
 
     def say(self, pod: str, container: str, *lines: str) -> None:
-        """More lines of a log that is open."""
+        """Append lines to an open log."""
         with self.changed:
             self.logs.setdefault((pod, container), Log(open=True)).lines.extend(lines)
             self.changed.notify_all()
@@ -232,7 +231,7 @@ class ApiServer:
             for key in [key for key in self.objects if key[:2] == (api, kind) == ("v1", "Pod")]:
                 if key[3] in self.linger:
                     with suppress(_No):
-                        self.get(key)  # it counts how often it is seen
+                        self.get(key)  # counts how often it is returned
             return [
                 item
                 for key, item in self.objects.items()
@@ -274,7 +273,7 @@ class ApiServer:
             return (200 if live else 201), new
 
     def patch(self, key: Key, changes: dict[str, Any]) -> dict[str, Any]:
-        """A merge patch. One that names a version of the object is refused when there is a newer one."""
+        """A merge patch. One with a resourceVersion is rejected if there is a newer one."""
         with self.changed:
             live = self.get(key)
             meant = (changes.get("metadata") or {}).get("resourceVersion")
@@ -290,7 +289,7 @@ class ApiServer:
             return new
 
     def scale(self, key: Key, changes: dict[str, Any] | None) -> dict[str, Any]:
-        """The scale of a StatefulSet; with `changes` after a merge patch of it. Its pods are as many as tests say."""
+        """The scale of a StatefulSet, after a merge patch if `changes` are given. Tests set the number of pods."""
         live = self.get(key) if changes is None else self.patch(key, {"spec": changes["spec"]})
         return {
             "apiVersion": "autoscaling/v1",
@@ -301,7 +300,7 @@ class ApiServer:
         }
 
     def bind_volumes(self) -> None:
-        """One round of the controller of volumes, for claims that name their volume: as in syncVolume and
+        """One round of the volume controller, for claims that name their volume: as in syncVolume and
         syncUnboundClaim of pv_controller.go."""
         with self.changed:
             volumes = {key[3]: item for key, item in self.objects.items() if key[1] == "PersistentVolume"}
@@ -362,7 +361,7 @@ class ApiServer:
 
 
 def _defaults(item: dict[str, Any]) -> None:
-    """A few of those that the real server fills in."""
+    """A few of the defaults of the real server."""
     spec = item.get("spec", {})
     match item["kind"]:
         case "Deployment":
@@ -394,7 +393,7 @@ def _merged(live: Any, new: Any) -> Any:
 
 
 def _patched(live: Any, changes: Any) -> Any:
-    """RFC 7396: null takes a field away."""
+    """RFC 7396: null removes a field."""
     if not isinstance(changes, dict):
         return copy.deepcopy(changes)
     new = copy.deepcopy(live) if isinstance(live, dict) else {}
@@ -407,7 +406,7 @@ def _patched(live: Any, changes: Any) -> Any:
 
 
 def _without(live: Any, before: Any, now: Any) -> Any:
-    """Fields that the last apply had and this one has not are taken away."""
+    """Remove the fields that the last apply had and this one does not."""
     if isinstance(live, dict) and isinstance(before, dict) and isinstance(now, dict):
         for key in before:
             if key in live and key not in now:
@@ -448,7 +447,7 @@ def _check_fixed(live: dict[str, Any], new: dict[str, Any]) -> None:
 
 class _Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
-    wbufsize = 65536  # an answer is one packet, which waits for no other
+    wbufsize = 65536  # each response is one packet and must not wait for another
     api: ApiServer
 
     def log_message(self, format: str, *args: Any) -> None:
@@ -539,7 +538,7 @@ class _Handler(BaseHTTPRequestHandler):
         elif found["part"] == "proxy":
             pod = re.sub(r"^https?:|:\d+$", "", name)
             page = api.pages.get((pod, found["rest"] or "/"))
-            if page is None:  # nobody listens there
+            if page is None:  # nothing listens there
                 words = "error trying to reach service: dial tcp 10.244.0.9:8502: connect: connection refused"
                 raise _No(503, words)
             self._send_bytes(page[0], page[1].encode(), "text/plain")
@@ -550,7 +549,7 @@ class _Handler(BaseHTTPRequestHandler):
         elif method == "GET" and name:
             self._send(200, api.get(key), headers)
         elif method == "GET":
-            # As the real one: what a list holds does not repeat its kind.
+            # Like the real server: the items of a list have no kind.
             items = [
                 {field: value for field, value in item.items() if field not in ("apiVersion", "kind")}
                 for item in api.list(version, kind, found["namespace"] or "", query.get("labelSelector", ""))
@@ -590,9 +589,9 @@ class _Handler(BaseHTTPRequestHandler):
         self.send_header("Content-Type", "text/plain")
         self.send_header("Transfer-Encoding", "chunked")
         self.end_headers()
-        told = 0
+        sent = 0
         with api.changed:
-            # sinceTime is of whole seconds: what was said in that second comes again.
+            # sinceTime has whole seconds: the lines of that second are sent again.
             lines = [line for line in log.lines if line[:19] >= since[:19]]
             if "tailLines" in query:
                 lines = lines[len(lines) - min(len(lines), int(query["tailLines"])) :]
@@ -601,14 +600,14 @@ class _Handler(BaseHTTPRequestHandler):
             for line in lines:
                 data = f"{line}\n".encode()
                 self.wfile.write(f"{len(data):x}\r\n".encode() + data + b"\r\n")
-                told += 1
-                if log.cut_after == told:
+                sent += 1
+                if log.cut_after == sent:
                     log.cut_after = None
                     self._cut()
                     return
             self.wfile.flush()
             with api.changed:
-                seen = skipped + told
+                seen = skipped + sent
                 if query.get("follow") == "true":
                     api.changed.wait_for(lambda seen=seen: len(log.lines) > seen or not log.open, timeout=20)
                 lines = log.lines[seen:] if query.get("follow") == "true" else []
@@ -617,7 +616,7 @@ class _Handler(BaseHTTPRequestHandler):
         self.wfile.write(b"0\r\n\r\n")
 
     def _exec(self, command: list[str]) -> None:
-        """As the API server does it: channels of a websocket are the standard streams of a process."""
+        """As the API server does it: the channels of a websocket are the standard streams of a process."""
         offered = [one.strip() for one in self.headers.get("Sec-WebSocket-Protocol", "").split(",")]
         chosen = next(one for one in offered if one in self.api.subprotocols)
         guid = "258EAFA5-E914-47DA-95CA-C5AB0DC85B11"
@@ -648,11 +647,11 @@ class _Handler(BaseHTTPRequestHandler):
                 process.kill()
 
     def _streams(self, process: subprocess.Popen[bytes]) -> bool:
-        """Until the process has ended, or the client is gone (False). One thread: a TLS socket is not for two."""
+        """Until the process has ended, or the client is gone (False). One thread: two must not share a TLS socket."""
         assert process.stdin and process.stdout and process.stderr
         outputs = {process.stdout: 1, process.stderr: 2}
         fed = 0
-        self._heard = b""  # what the client has sent and no frame has taken; before the 101 it sends nothing
+        self._heard = b""  # received but not yet parsed; before the 101 the client sends nothing
         while outputs:
             buffered = self._heard or self.connection.pending()
             ready, _, _ = select.select([self.connection, *outputs], [], [], 0 if buffered else 10)
@@ -681,7 +680,7 @@ class _Handler(BaseHTTPRequestHandler):
         return True
 
     def _frame(self) -> tuple[int, bytes]:
-        """A whole message of the client; clients mask theirs."""
+        """A complete message of the client; clients mask their messages."""
         head = self._bytes(2)
         if len(head) < 2:
             return 8, b""
@@ -806,13 +805,13 @@ class _Handler(BaseHTTPRequestHandler):
 
 @contextmanager
 def serving(kinds: Kinds, certificate: tuple[Path, Path]) -> Iterator[ApiServer]:
-    """A server with these kinds, over TLS: the real kubectl sends its token nowhere else."""
+    """A server with these kinds, over TLS: the real kubectl sends its token only over TLS."""
     api = ApiServer(copy.deepcopy(kinds))
     handler = type("Handler", (_Handler,), {"api": api})
     server = _Server(("127.0.0.1", 0), handler)
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(*certificate)
-    # The handshake is made in the thread of the connection, not in the one that accepts.
+    # The handshake runs in the thread of the connection, not in the accepting one.
     server.socket = context.wrap_socket(server.socket, server_side=True, do_handshake_on_connect=False)
     api.certificate = certificate[0]
     api.url = f"https://127.0.0.1:{server.server_address[1]}"
@@ -834,7 +833,7 @@ class _Server(ThreadingHTTPServer):
     daemon_threads = True
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Clients that go away, or do not trust the certificate, are part of the tests."""
+        """Clients that disconnect or do not trust the certificate are part of the tests."""
 
 
 def make_certificate(folder: Path) -> tuple[Path, Path]:

@@ -1,4 +1,4 @@
-"""A cluster for each test: an API server, a kubeconfig that names it, and a client."""
+"""A cluster per test: an API server, its kubeconfig and a client."""
 
 from __future__ import annotations
 
@@ -30,16 +30,15 @@ def bare(
 
 @pytest.fixture
 def cluster(bare: ApiServer) -> ApiServer:
-    """The same with Volcano, KubeRay, Argo and Knative."""
+    """A cluster with Volcano, KubeRay, Argo and Knative."""
     bare.kinds.update(OPERATORS)
     return bare
 
 
 @pytest.fixture
 def kube(bare: ApiServer) -> Iterator[Kube]:
-    client = connect()
-    yield client
-    client.close()
+    with connect() as client:
+        yield client
 
 
 def _furnish(api: ApiServer) -> None:

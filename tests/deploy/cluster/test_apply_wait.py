@@ -1,4 +1,4 @@
-"""deploy apply --wait: the pipeline's end and a complete roll-out, each way it can end, and what is told meanwhile."""
+"""deploy apply --wait: every way in which pipeline and rollout can end, and the output meanwhile."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from ads_objects import container, deployment, item, job, pod
+from ads_objects import RecordedProgress, container, deployment, item, job, pod
 from api_server import ApiServer, Fault, Log
 
 from clickline.deploy.kube_client import Kube
@@ -30,14 +30,6 @@ FAILED = {"conditions": [{"type": "Failed", "status": "True", "reason": "PodFail
 ROLLED = {"observedGeneration": 9, "replicas": 2, "updatedReplicas": 2, "readyReplicas": 2}
 
 
-class Told(Progress):
-    def __init__(self) -> None:
-        self.lines: list[str] = []
-
-    def log(self, message: str) -> None:
-        self.lines.append(message)
-
-
 def found(*objects: dict[str, Any], version: int | None = None) -> dict[str, Any]:
     served = {} if version is None else {"ads-predictor-1": {"version": version}}
     fields = {"name": "ads", "namespace": "shop", "events": [], "notes": []}
@@ -54,7 +46,7 @@ def predictor() -> dict[str, Any]:
 
 
 def awaited(
-    kube: Kube, *, seconds: float = 60.0, stuck: float = 0.0, told: Progress | None = None
+    kube: Kube, *, seconds: float = 60.0, stuck: float = 0.0, progress: Progress | None = None
 ) -> WaitResult:
     return await_deployed(
         kube,
@@ -63,7 +55,7 @@ def awaited(
         metrics_port=8502,
         tls=False,
         seconds=seconds,
-        progress=told or Progress(),
+        progress=progress or Progress(),
         stuck_seconds=stuck,
     )
 
@@ -71,7 +63,7 @@ def awaited(
 # ── what the cluster says ──────────────────────────────────────────────────────────────────────
 
 
-def test_a_done_pipeline_and_a_complete_roll_out_are_done() -> None:
+def test_finished_pipeline_and_complete_rollout_are_done() -> None:
     seen = found(with_status(job(), COMPLETE), with_status(deployment(), ROLLED), predictor(), version=3)
     assert rollout_state(seen) == WaitResult(
         "done", "the pipeline has finished; 1 predictor serves version 3"
@@ -89,19 +81,19 @@ def ended(message: str | None) -> dict[str, Any]:
         ("version 3", (2, 2), "predictor: version 2 served; version 3 is published"),
         ("version 3", (2, 3), "predictor: version 2 and 3 served; version 3 is published"),
         ("version 3", (3, None), ""),
-        ("version 3", (None, None), ""),  # nobody may ask them
+        ("version 3", (None, None), ""),  # they cannot be queried
         (None, (2, 3), "predictor: version 2 and 3 served"),
         (None, (3, 3), ""),
     ],
 )
-def test_predictors_are_waited_for_until_they_serve_what_was_published(
+def test_wait_continues_until_predictors_serve_the_published_version(
     message: str | None, versions: tuple[int | None, ...], words: str
 ) -> None:
     names = [f"ads-predictor-{n}" for n in range(len(versions))]
     pods = [pod(name, "predictor", "Running", ready=True) for name in names]
     seen = found(with_status(job(), COMPLETE), with_status(deployment(), ROLLED), ended(message), *pods)
     seen["served"] = {
-        name: {"words": "not told"} if one is None else {"version": one}
+        name: {"words": "unknown"} if one is None else {"version": one}
         for name, one in zip(names, versions, strict=True)
     }
     outcome = rollout_state(seen)
@@ -117,7 +109,7 @@ def test_predictors_are_waited_for_until_they_serve_what_was_published(
         ({**ROLLED, "readyReplicas": 1}, "predictor: 1 of 2 ready"),
     ],
 )
-def test_a_roll_out_is_waited_for_until_all_of_it_is_there(status: dict[str, Any], words: str) -> None:
+def test_wait_continues_until_the_rollout_is_complete(status: dict[str, Any], words: str) -> None:
     seen = found(with_status(job(), COMPLETE), with_status(deployment(), status, generation=2))
     assert rollout_state(seen) == WaitResult("waiting", words)
 
@@ -131,7 +123,7 @@ def test_a_roll_out_is_waited_for_until_all_of_it_is_there(status: dict[str, Any
         (137, 1, "the pipeline failed (Job ads-pipeline"),
     ],
 )
-def test_a_failed_pipeline_ends_with_the_code_of_its_pod(code: int, expected: int, words: str) -> None:
+def test_failed_pipeline_returns_the_exit_code_of_its_pod(code: int, expected: int, words: str) -> None:
     ended = pod("ads-pipeline-1", "pipeline", "Failed", container("pipeline", terminated={"exitCode": code}))
     outcome = rollout_state(found(with_status(job(), FAILED), with_status(deployment(), ROLLED), ended))
     assert (outcome.state, outcome.code) == ("failed", expected)
@@ -143,7 +135,7 @@ def nightly(**status: Any) -> dict[str, Any]:
     return {**made, "status": status}
 
 
-def test_before_the_first_run_of_a_schedule_predictors_are_not_waited_for() -> None:
+def test_wait_ignores_predictors_before_the_first_scheduled_run() -> None:
     unready = with_status(deployment(), {**ROLLED, "readyReplicas": 0})
     outcome = rollout_state(found(nightly(), unready))
     assert outcome.state == "done"
@@ -152,7 +144,7 @@ def test_before_the_first_run_of_a_schedule_predictors_are_not_waited_for() -> N
     assert rollout_state(seen).message == "predictor: 1 of 2 ready"
 
 
-def test_a_failed_run_of_last_night_is_no_part_of_the_roll_out() -> None:
+def test_wait_ignores_an_earlier_failed_scheduled_run() -> None:
     ended = pod("ads-pipeline-1", "pipeline", "Failed", container("pipeline", terminated={"exitCode": 1}))
     seen = found(nightly(), with_status(deployment(), ROLLED), predictor(), ended, version=3)
     assert rollout_state(seen).state == "done"
@@ -161,7 +153,7 @@ def test_a_failed_run_of_last_night_is_no_part_of_the_roll_out() -> None:
 # ── waiting ────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_a_pod_that_cannot_start_is_a_stuck_roll_out(bare: ApiServer, kube: Kube) -> None:
+def test_pod_that_cannot_start_is_a_stuck_rollout(bare: ApiServer, kube: Kube) -> None:
     bare.put(with_status(job(), COMPLETE))
     bare.put(with_status(deployment(), {**ROLLED, "updatedReplicas": 1}))
     waiting = {"reason": "ImagePullBackOff"}
@@ -171,13 +163,13 @@ def test_a_pod_that_cannot_start_is_a_stuck_roll_out(bare: ApiServer, kube: Kube
     assert "predictor: ImagePullBackOff in predictor: the image cannot be pulled" in outcome.message
 
 
-def test_the_wait_has_an_end(bare: ApiServer, kube: Kube) -> None:
+def test_wait_times_out(bare: ApiServer, kube: Kube) -> None:
     bare.put(with_status(job(), {"active": 1}))
     assert awaited(kube, seconds=0.0) == WaitResult("waiting", "pipeline running")
 
 
-def test_what_the_pipeline_prints_is_told_once(bare: ApiServer, kube: Kube) -> None:
-    class Ending(Told):
+def test_pipeline_log_is_forwarded_once(bare: ApiServer, kube: Kube) -> None:
+    class Ending(RecordedProgress):
         def log(self, message: str) -> None:
             super().log(message)
             if len(self.lines) == 2:
@@ -193,22 +185,22 @@ def test_what_the_pipeline_prints_is_told_once(bare: ApiServer, kube: Kube) -> N
     bare.logs["ads-pipeline-1", "pipeline"] = Log(
         ["2026-11-16T10:00:01Z prepare: begun", "2026-11-16T10:00:02Z train: begun"]
     )
-    told = Ending()
-    assert awaited(kube, told=told).state == "done"
-    assert told.lines == [
+    progress = Ending()
+    assert awaited(kube, progress=progress).state == "done"
+    assert progress.lines == [
         f"ads-pipeline-1 {line}" for line in ("prepare: begun", "train: begun", "train: ended")
     ]
 
 
-def test_a_server_that_is_away_for_a_moment_does_not_end_the_wait(bare: ApiServer, kube: Kube) -> None:
+def test_wait_survives_a_short_outage_of_the_api(bare: ApiServer, kube: Kube) -> None:
     bare.put(with_status(job(), COMPLETE))
     bare.faults.append(Fault("list", "pods", cut=True, times=1))
-    told = Told()
-    assert awaited(kube, told=told).state == "done"
-    assert any("closed the connection" in line and line.endswith("Trying again.") for line in told.lines)
+    progress = RecordedProgress()
+    assert awaited(kube, progress=progress).state == "done"
+    assert any("closed the connection" in line and line.endswith("Trying again.") for line in progress.lines)
 
 
-def test_a_server_that_stays_away_ends_it(
+def test_wait_fails_if_the_api_stays_unreachable(
     bare: ApiServer, kube: Kube, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("clickline.deploy.wait._POLL_SECONDS", 0.01)
@@ -239,7 +231,7 @@ def command(bare: ApiServer, tmp_path: Path) -> Command:
     return run
 
 
-def test_apply_wait_ends_when_all_is_done(bare: ApiServer, command: Command) -> None:
+def test_apply_wait_returns_when_everything_is_done(bare: ApiServer, command: Command) -> None:
     bare.statuses |= {"Job": COMPLETE, "Deployment": ROLLED}
     done = command("--wait")
     assert done.returncode == 0, done.stderr
@@ -250,14 +242,13 @@ def test_apply_wait_ends_when_all_is_done(bare: ApiServer, command: Command) -> 
     assert document["waited"]["state"] == "done"
 
 
-def test_apply_wait_exits_3_when_the_gate_refuses_and_1_when_the_time_is_up(
-    bare: ApiServer, command: Command
-) -> None:
+def test_apply_wait_exits_3_on_a_failed_gate_and_1_on_timeout(bare: ApiServer, command: Command) -> None:
     bare.statuses |= {"Job": {"active": 1}, "Deployment": ROLLED}
     late = command("--wait", "--timeout", "1")
     assert late.returncode == 1
     assert (
-        "ads in namespace shop: not complete after 1 s: pipeline running. It goes on by itself" in late.stderr
+        "ads in namespace shop: not complete after 1 s: pipeline running. The cluster continues"
+        in late.stderr
     )
     bare.put(pod("ads-pipeline-1", "pipeline", "Failed", container("pipeline", terminated={"exitCode": 3})))
     bare.statuses["Job"] = FAILED
@@ -265,4 +256,4 @@ def test_apply_wait_exits_3_when_the_gate_refuses_and_1_when_the_time_is_up(
     refused = command("--wait")
     assert refused.returncode == 3
     assert "the pipeline failed: the model failed the gate" in refused.stderr
-    assert "after mending it `clickline deploy apply` begins again" in refused.stderr
+    assert "once it is fixed, `clickline deploy apply` starts again" in refused.stderr

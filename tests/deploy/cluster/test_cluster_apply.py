@@ -1,4 +1,4 @@
-"""deploy apply: what is looked at first, what is done, and what is said when it cannot be."""
+"""deploy apply: checks before a change, the changes, and the messages if something prevents them."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ def run(kube: Kube, objects: list[dict[str, Any]], *, prune: bool = False) -> Ap
 
 
 def swapped(new: dict[str, Any]) -> list[dict[str, Any]]:
-    """The deployment with one object in place of that of the same kind and name."""
+    """The deployment with one object replaced."""
     same = (new["kind"], new["metadata"]["name"])
     return [new if (one["kind"], one["metadata"]["name"]) == same else one for one in ours()]
 
 
 def refused(kube: Kube, api: ApiServer, objects: list[dict[str, Any]]) -> str:
-    """The words of an apply that must not have changed anything."""
+    """The error of an apply that must not change anything."""
     before = list(api.writes)
     with pytest.raises(ClusterError) as error:
         run(kube, objects)
@@ -36,7 +36,7 @@ def refused(kube: Kube, api: ApiServer, objects: list[dict[str, Any]]) -> str:
 # ── what it does ───────────────────────────────────────────────────────────────────────────────
 
 
-def test_objects_are_made_in_an_order_in_which_each_finds_what_it_needs(bare: ApiServer, kube: Kube) -> None:
+def test_objects_are_created_after_what_they_need(bare: ApiServer, kube: Kube) -> None:
     done = run(kube, ours())
     kinds = [kind for verb, kind, _ in bare.writes]
     expected = [
@@ -53,16 +53,14 @@ def test_objects_are_made_in_an_order_in_which_each_finds_what_it_needs(bare: Ap
     assert not done.failed and not done.left_over
 
 
-def test_the_same_again_changes_nothing_though_the_server_has_added_defaults(
-    bare: ApiServer, kube: Kube
-) -> None:
+def test_second_apply_changes_nothing_despite_server_defaults(bare: ApiServer, kube: Kube) -> None:
     run(kube, ours())
     bare.writes.clear()
     done = run(kube, ours())
     assert (len(done.unchanged), done.created, done.changed, bare.writes) == (7, [], [], [])
 
 
-def test_only_what_differs_is_changed(bare: ApiServer, kube: Kube) -> None:
+def test_only_differing_objects_are_changed(bare: ApiServer, kube: Kube) -> None:
     run(kube, ours())
     bare.writes.clear()
     done = run(kube, swapped(deployment("clickline:0.2.0")))
@@ -70,7 +68,7 @@ def test_only_what_differs_is_changed(bare: ApiServer, kube: Kube) -> None:
     assert bare.writes == [("apply", "Deployment", "ads-predictor")]
 
 
-def test_all_is_tried_on_the_server_before_anything_is_made(bare: ApiServer, kube: Kube) -> None:
+def test_dry_run_of_all_objects_comes_before_any_change(bare: ApiServer, kube: Kube) -> None:
     bare.namespace("shop", labels("access"))
     run(kube, ours())
     real = [n for n, line in enumerate(bare.requests) if line.startswith("PATCH") and "dryRun" not in line]
@@ -78,9 +76,7 @@ def test_all_is_tried_on_the_server_before_anything_is_made(bare: ApiServer, kub
     assert len(tried) == 7 and max(tried) < min(real)
 
 
-def test_what_the_dry_run_finds_is_told_whole_and_a_namespace_made_for_it_goes_again(
-    bare: ApiServer, kube: Kube
-) -> None:
+def test_all_dry_run_errors_are_reported_and_the_new_namespace_deleted(bare: ApiServer, kube: Kube) -> None:
     cause = (("spec.template.spec.containers[0].image", "Required value"),)
     bare.faults += [
         Fault(
@@ -96,7 +92,7 @@ def test_what_the_dry_run_finds_is_told_whole_and_a_namespace_made_for_it_goes_a
     assert bare.one("Namespace", "shop") is None
 
 
-def test_a_partly_failed_apply_tells_what_was_done_and_what_not(bare: ApiServer, kube: Kube) -> None:
+def test_partial_apply_reports_what_was_done_and_what_not(bare: ApiServer, kube: Kube) -> None:
     run(kube, [one for one in ours() if one["kind"] in ("Namespace", "ConfigMap")])
     bare.faults.append(Fault("patch", "services", 500, "etcd is full", dry_run=False))
     done = run(kube, ours())
@@ -112,19 +108,19 @@ def test_a_partly_failed_apply_tells_what_was_done_and_what_not(bare: ApiServer,
     assert bare.names("Deployment") == ["ads-predictor"]
 
 
-def test_a_connection_cut_half_way_is_a_partly_failed_apply(bare: ApiServer, kube: Kube) -> None:
+def test_closed_connection_during_apply_is_a_partial_apply(bare: ApiServer, kube: Kube) -> None:
     bare.faults.append(Fault("patch", "deployments", dry_run=False, cut=True))
     done = run(kube, ours())
     assert "closed the connection" in done.failed["Deployment ads-predictor"]
     assert done.untried == ["Job ads-pipeline"]
 
 
-def test_the_servers_warnings_are_passed_on(bare: ApiServer, kube: Kube) -> None:
+def test_server_warnings_become_notes(bare: ApiServer, kube: Kube) -> None:
     bare.warnings["deployments"] = "would violate PodSecurity"
     assert run(kube, ours()).notes == ["would violate PodSecurity"]
 
 
-def test_a_warning_about_what_stays_as_it_is_is_not_repeated(bare: ApiServer, kube: Kube) -> None:
+def test_warnings_about_unchanged_objects_are_not_repeated(bare: ApiServer, kube: Kube) -> None:
     run(kube, ours())
     bare.warnings["deployments"] = "would violate PodSecurity"
     assert run(kube, ours()).notes == []
@@ -142,7 +138,7 @@ def test_a_warning_about_what_stays_as_it_is_is_not_repeated(bare: ApiServer, ku
         ("serving.knative.dev/v1", "Service", "Knative Serving", "deploy.serving.kind: deployment"),
     ],
 )
-def test_a_missing_operator_is_named_with_what_to_choose_instead(
+def test_missing_operator_is_reported_with_an_alternative(
     bare: ApiServer, kube: Kube, api: str, kind: str, operator: str, instead: str
 ) -> None:
     words = refused(kube, bare, [*ours(), item(api, kind, "ads-x", "pipeline", spec={})])
@@ -150,13 +146,13 @@ def test_a_missing_operator_is_named_with_what_to_choose_instead(
     assert f"Install {operator}" in words and f"or set {instead}." in words
 
 
-def test_an_operator_that_is_too_old_is_told_apart(bare: ApiServer, kube: Kube) -> None:
+def test_outdated_operator_is_reported(bare: ApiServer, kube: Kube) -> None:
     bare.kinds["ray.io/v1alpha1"] = {"RayJob": ("rayjobs", True)}
     words = refused(kube, bare, [*ours(), item("ray.io/v1", "RayJob", "ads-x", "pipeline", spec={})])
     assert "has ray.io in v1alpha1 only. Update KubeRay" in words
 
 
-def test_what_is_named_and_missing_is_told_all_at_once(bare: ApiServer, kube: Kube) -> None:
+def test_all_missing_references_are_reported_at_once(bare: ApiServer, kube: Kube) -> None:
     spec = {
         "imagePullSecrets": [{"name": "registry"}],
         "priorityClassName": "high",
@@ -169,12 +165,12 @@ def test_what_is_named_and_missing_is_told_all_at_once(bare: ApiServer, kube: Ku
     words = refused(kube, bare, swapped(deployment(**spec)))
     for missing in ("Secret registry", "Secret tls", "PersistentVolumeClaim mine", "PriorityClass high"):
         assert f"Deployment ads-predictor needs {missing}, and the cluster has none." in words
-    assert "ads-models" not in words  # it is made with the rest
-    assert words.endswith("Nothing was changed.")  # a class of priorities lies in no namespace
+    assert "ads-models" not in words  # created with the rest
+    assert words.endswith("Nothing was changed.")  # a PriorityClass has no namespace
     assert bare.writes == []
 
 
-def test_the_namespace_is_made_for_secrets_that_must_be_put_into_it(bare: ApiServer, kube: Kube) -> None:
+def test_namespace_is_created_for_missing_secrets(bare: ApiServer, kube: Kube) -> None:
     mounts = [{"name": "secret-tls", "mountPath": "/clickline/tls/crt", "subPath": "tls.crt"}]
     container = {"name": "predictor", "envFrom": [{"secretRef": {"name": "s3"}}], "volumeMounts": mounts}
     volumes = [{"name": "secret-tls", "secret": {"secretName": "tls"}}]
@@ -197,8 +193,8 @@ def test_the_namespace_is_made_for_secrets_that_must_be_put_into_it(bare: ApiSer
     assert not run(kube, objects).failed
 
 
-def test_with_patience_an_apply_waits_for_a_secret(bare: ApiServer, kube: Kube) -> None:
-    class ProgressSender(Progress):
+def test_apply_with_wait_waits_for_a_secret(bare: ApiServer, kube: Kube) -> None:
+    class SecretCreator(Progress):
         def log(self, message: str) -> None:
             assert "needs Secret registry" in message
             bare.put(
@@ -207,48 +203,48 @@ def test_with_patience_an_apply_waits_for_a_secret(bare: ApiServer, kube: Kube) 
 
     objects = swapped(deployment(imagePullSecrets=[{"name": "registry"}]))
     done = apply(
-        kube, objects, name="ads", namespace="shop", prune=False, progress=ProgressSender(), wait_seconds=30.0
+        kube, objects, name="ads", namespace="shop", prune=False, progress=SecretCreator(), wait_seconds=30.0
     )
     assert done.created[0] == "Namespace shop" and len(done.created) == 7 and not done.failed
 
 
-def test_patience_has_an_end(bare: ApiServer, kube: Kube) -> None:
+def test_wait_for_a_secret_times_out(bare: ApiServer, kube: Kube) -> None:
     objects = swapped(deployment(imagePullSecrets=[{"name": "registry"}]))
     with pytest.raises(ClusterError, match="needs Secret registry"):
         apply(kube, objects, name="ads", namespace="shop", prune=False, progress=Progress(), wait_seconds=0.1)
     assert bare.names("Deployment") == []
 
 
-def test_a_secret_that_is_there_satisfies(bare: ApiServer, kube: Kube) -> None:
+def test_existing_secret_is_accepted(bare: ApiServer, kube: Kube) -> None:
     bare.namespace("shop", labels("access"))
     bare.put({"apiVersion": "v1", "kind": "Secret", "metadata": {"name": "registry", "namespace": "shop"}})
     assert not run(kube, swapped(deployment(imagePullSecrets=[{"name": "registry"}]))).failed
 
 
-def test_secrets_that_may_not_be_read_are_a_note_and_no_obstacle(bare: ApiServer, kube: Kube) -> None:
+def test_forbidden_secrets_are_a_note_and_not_an_error(bare: ApiServer, kube: Kube) -> None:
     bare.faults.append(Fault("get", "secrets"))
     done = run(kube, swapped(deployment(imagePullSecrets=[{"name": "registry"}])))
     assert not done.failed
     assert done.notes == ["could not check that Secret registry exists: this user may not read it (403)"]
 
 
-def test_an_unknown_storage_class_is_told_with_those_that_there_are(bare: ApiServer, kube: Kube) -> None:
+def test_unknown_storage_class_is_reported_with_the_existing_ones(bare: ApiServer, kube: Kube) -> None:
     claim = item("v1", "PersistentVolumeClaim", "ads-models", "storage", spec={"storageClassName": "fast"})
     words = refused(kube, bare, swapped(claim))
     assert "needs storage class fast, and the cluster has none of that name. Allowed: standard." in words
 
 
-def test_a_claim_without_a_class_needs_a_default_one(bare: ApiServer, kube: Kube) -> None:
+def test_claim_without_a_class_needs_a_default_class(bare: ApiServer, kube: Kube) -> None:
     bare.put({"apiVersion": "storage.k8s.io/v1", "kind": "StorageClass", "metadata": {"name": "standard"}})
     assert "the cluster has no default one. Allowed: standard." in refused(kube, bare, ours())
 
 
-def test_a_queue_of_volcano_must_exist(cluster: ApiServer, kube: Kube) -> None:
+def test_missing_volcano_queue_is_reported(cluster: ApiServer, kube: Kube) -> None:
     training = item("batch.volcano.sh/v1alpha1", "Job", "ads-training", "pipeline", spec={"queue": "gpu"})
     assert "needs Queue gpu, and the cluster has none" in refused(kube, cluster, [*ours(), training])
 
 
-def test_a_namespace_of_others_is_left_alone(bare: ApiServer, kube: Kube) -> None:
+def test_foreign_namespace_is_a_conflict(bare: ApiServer, kube: Kube) -> None:
     bare.namespace("shop")
     words = refused(kube, bare, ours())
     assert "namespace shop exists and was not created by this deployment" in words
@@ -256,7 +252,7 @@ def test_a_namespace_of_others_is_left_alone(bare: ApiServer, kube: Kube) -> Non
     assert bare.one("Namespace", "shop")["metadata"]["labels"] == {}  # type: ignore[index]
 
 
-def test_who_may_not_make_namespaces_hears_of_the_key(bare: ApiServer, kube: Kube) -> None:
+def test_forbidden_namespace_creation_names_create_namespace(bare: ApiServer, kube: Kube) -> None:
     bare.faults.append(Fault("get", "namespaces"))
     words = refused(kube, bare, ours())
     assert "get namespaces (403)" in words and "deploy.create_namespace: false" in words
@@ -265,7 +261,7 @@ def test_who_may_not_make_namespaces_hears_of_the_key(bare: ApiServer, kube: Kub
     assert "patch namespaces (403)" in words and "deploy.create_namespace: false" in words
 
 
-def test_a_namespace_that_is_not_ours_to_make_must_be_there(bare: ApiServer, kube: Kube) -> None:
+def test_namespace_must_exist_without_create_namespace(bare: ApiServer, kube: Kube) -> None:
     inside = [one for one in ours() if one["kind"] != "Namespace"]
     assert "namespace shop does not exist, and deploy.create_namespace is false" in refused(
         kube, bare, inside
@@ -274,7 +270,7 @@ def test_a_namespace_that_is_not_ours_to_make_must_be_there(bare: ApiServer, kub
     assert not run(kube, inside).failed
 
 
-def test_an_object_of_the_same_name_that_is_not_ours_is_left_alone(bare: ApiServer, kube: Kube) -> None:
+def test_foreign_object_of_the_same_name_is_a_conflict(bare: ApiServer, kube: Kube) -> None:
     bare.namespace("shop", labels("access"))
     other = deployment("theirs:1")
     other["metadata"]["labels"] = labels("predictor", "ads2")
@@ -294,7 +290,7 @@ def ended(api: ApiServer, kind: str, status: dict[str, Any]) -> None:
     live["status"] = status
 
 
-def test_a_changed_job_that_is_over_is_made_anew(bare: ApiServer, kube: Kube) -> None:
+def test_changed_finished_job_is_replaced(bare: ApiServer, kube: Kube) -> None:
     run(kube, ours())
     ended(bare, "Job", {"conditions": [{"type": "Complete", "status": "True"}]})
     bare.linger["ads-pipeline"] = 2
@@ -305,7 +301,7 @@ def test_a_changed_job_that_is_over_is_made_anew(bare: ApiServer, kube: Kube) ->
     assert "status" not in (bare.one("Job", "ads-pipeline") or {"status": 1})
 
 
-def test_a_job_that_failed_begins_again_and_one_that_is_done_does_not(bare: ApiServer, kube: Kube) -> None:
+def test_failed_job_is_restarted_and_finished_one_is_not(bare: ApiServer, kube: Kube) -> None:
     run(kube, ours())
     ended(bare, "Job", {"conditions": [{"type": "Complete", "status": "True"}]})
     assert run(kube, ours()).replaced == []
@@ -313,7 +309,7 @@ def test_a_job_that_failed_begins_again_and_one_that_is_done_does_not(bare: ApiS
     assert run(kube, ours()).replaced == ["Job ads-pipeline"]
 
 
-def test_a_changed_job_that_runs_is_not_touched(bare: ApiServer, kube: Kube) -> None:
+def test_changed_running_job_is_a_conflict(bare: ApiServer, kube: Kube) -> None:
     run(kube, ours())
     ended(bare, "Job", {"active": 1})
     words = refused(kube, bare, swapped(job("clickline:0.2.0")))
@@ -334,7 +330,7 @@ def test_a_changed_job_that_runs_is_not_touched(bare: ApiServer, kube: Kube) -> 
         ),
     ],
 )
-def test_what_operators_run_to_an_end_is_treated_as_a_job(
+def test_operator_jobs_are_treated_like_jobs(
     cluster: ApiServer, kube: Kube, api: str, kind: str, running: Any, over: Any
 ) -> None:
     def training(replicas: int) -> list[dict[str, Any]]:
@@ -349,7 +345,7 @@ def test_what_operators_run_to_an_end_is_treated_as_a_job(
     assert run(kube, training(2)).replaced == [f"{kind} ads-training"]
 
 
-def test_a_changed_claim_is_told_with_the_remedy(bare: ApiServer, kube: Kube) -> None:
+def test_immutable_claim_is_reported_with_a_remedy(bare: ApiServer, kube: Kube) -> None:
     run(kube, ours())
     spec = {"accessModes": ["ReadWriteMany"], "resources": {"requests": {"storage": "1Gi"}}}
     claim = item("v1", "PersistentVolumeClaim", "ads-models", "storage", spec=spec)
@@ -358,7 +354,7 @@ def test_a_changed_claim_is_told_with_the_remedy(bare: ApiServer, kube: Kube) ->
     assert "Restore the previous deploy.storage" in words and "delete --with-data" in words
 
 
-def test_a_changed_stateful_set_is_told_with_the_remedy(bare: ApiServer, kube: Kube) -> None:
+def test_immutable_stateful_set_is_reported_with_a_remedy(bare: ApiServer, kube: Kube) -> None:
     def lookup(service: str) -> list[dict[str, Any]]:
         return [
             *ours(),
@@ -373,7 +369,7 @@ def test_a_changed_stateful_set_is_told_with_the_remedy(bare: ApiServer, kube: K
 # ── what is left over ──────────────────────────────────────────────────────────────────────────
 
 
-def test_what_is_no_longer_part_of_it_is_named_and_goes_only_when_asked(bare: ApiServer, kube: Kube) -> None:
+def test_leftovers_are_reported_and_deleted_only_by_prune(bare: ApiServer, kube: Kube) -> None:
     budget = item("policy/v1", "PodDisruptionBudget", "ads-predictor", "predictor", spec={})
     claim = item("v1", "PersistentVolumeClaim", "ads-data", "storage", spec={})
     run(kube, [*ours(), budget, claim])

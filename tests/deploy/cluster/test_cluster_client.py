@@ -1,4 +1,4 @@
-"""The client: where the cluster is found, and what is said when it is not, or says no."""
+"""The client: how it finds the cluster, and its messages if that fails or a request is rejected."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from clickline.deploy.kube_client import ApiError, Kube, connect
 from clickline.errors import ClusterError
 
 
-def test_without_a_kubeconfig_the_file_that_was_looked_for_is_named(
+def test_missing_kubeconfig_is_reported_with_its_path(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("KUBECONFIG", str(tmp_path / "none"))
@@ -25,15 +25,13 @@ def test_without_a_kubeconfig_the_file_that_was_looked_for_is_named(
         connect()
 
 
-def test_a_wrong_context_is_told_with_those_that_there_are(bare: ApiServer) -> None:
+def test_unknown_context_is_reported_with_the_existing_ones(bare: ApiServer) -> None:
     with pytest.raises(ClusterError, match=r"has no context 'tset'. Allowed: test\."):
         connect("tset")
 
 
 @pytest.mark.parametrize("text", ["", "just words", "a: [1,", "clusters: []\n"])
-def test_a_file_that_is_no_kubeconfig_is_told(
-    text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_invalid_kubeconfig_is_reported(text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = tmp_path / "kubeconfig"
     file.write_text(text)
     monkeypatch.setenv("KUBECONFIG", str(file))
@@ -41,7 +39,7 @@ def test_a_file_that_is_no_kubeconfig_is_told(
         connect()
 
 
-def test_a_context_without_its_cluster_is_told(
+def test_context_without_its_cluster_is_reported(
     bare: ApiServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     file = bare.kubeconfig(tmp_path / "torn")
@@ -51,7 +49,7 @@ def test_a_context_without_its_cluster_is_told(
         connect()
 
 
-def test_in_a_pod_without_a_token_the_remedy_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pod_without_a_token_gets_a_remedy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("KUBECONFIG", str(tmp_path / "none"))
     monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "10.96.0.1")
     monkeypatch.setenv("KUBERNETES_SERVICE_PORT", "443")
@@ -59,18 +57,18 @@ def test_in_a_pod_without_a_token_the_remedy_is_told(tmp_path: Path, monkeypatch
         connect()
 
 
-def test_a_server_that_is_not_there_is_told_at_once_with_its_address(
+def test_unreachable_server_is_reported_at_once_with_its_address(
     bare: ApiServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))  # bound and never listening: whoever connects is refused
+        taken.bind(("127.0.0.1", 0))  # bound and never listening: every connection is refused
         address = f"https://127.0.0.1:{taken.getsockname()[1]}"
         monkeypatch.setenv("KUBECONFIG", str(bare.kubeconfig(tmp_path / "dead", server=address)))
         with pytest.raises(ClusterError, match=rf"{address} \(context test\) cannot be reached: .*refused"):
             connect().list("v1", "Pod", "shop")
 
 
-def test_a_server_that_is_something_else_is_told(
+def test_server_that_is_not_kubernetes_is_reported(
     bare: ApiServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bare.pages["web", "/api/v1"] = (200, "<html>welcome</html>")
@@ -80,7 +78,7 @@ def test_a_server_that_is_something_else_is_told(
         connect().list("v1", "Pod", "shop")
 
 
-def test_a_server_with_a_foreign_certificate_is_not_trusted(
+def test_untrusted_certificate_is_rejected(
     bare: ApiServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("KUBECONFIG", str(bare.kubeconfig(tmp_path / "foreign", trusted=False)))
@@ -90,19 +88,21 @@ def test_a_server_with_a_foreign_certificate_is_not_trusted(
         connect().list("v1", "Pod", "shop")
 
 
-def test_a_connection_that_is_cut_is_told(bare: ApiServer, kube: Kube) -> None:
+def test_closed_connection_is_reported(bare: ApiServer, kube: Kube) -> None:
     bare.faults.append(Fault("list", "pods", cut=True))
     with pytest.raises(ClusterError, match=r"closed the connection.*Try again"):
         kube.list("v1", "Pod", "shop")
 
 
-def test_wrong_credentials_are_told(bare: ApiServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_wrong_credentials_are_reported(
+    bare: ApiServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("KUBECONFIG", str(bare.kubeconfig(tmp_path / "old", token="expired")))
     with pytest.raises(ApiError, match=r"does not accept the credentials of context test \(401\)"):
         connect().list("v1", "Pod", "shop")
 
 
-def test_a_missing_right_is_told_by_verb_resource_and_namespace(bare: ApiServer, kube: Kube) -> None:
+def test_missing_permission_is_reported_with_verb_resource_and_namespace(bare: ApiServer, kube: Kube) -> None:
     bare.namespace("shop")
     bare.faults.append(Fault("patch", "deployments"))
     with pytest.raises(
@@ -111,7 +111,7 @@ def test_a_missing_right_is_told_by_verb_resource_and_namespace(bare: ApiServer,
         kube.apply(deployment())
 
 
-def test_objects_go_and_come_as_they_are(bare: ApiServer, kube: Kube) -> None:
+def test_apply_get_and_delete_round_trip(bare: ApiServer, kube: Kube) -> None:
     bare.namespace("shop")
     assert kube.live(deployment()) is None
     kube.apply(deployment(), dry_run=True)
@@ -122,12 +122,10 @@ def test_objects_go_and_come_as_they_are(bare: ApiServer, kube: Kube) -> None:
     assert "force=true" in bare.requests[-2] and "fieldValidation=Strict" in bare.requests[-2]
     kube.delete(live)
     assert bare.names("Deployment") == []
-    kube.delete(live)  # once more is fine
+    kube.delete(live)  # idempotent
 
 
-def test_an_object_made_anew_meanwhile_is_not_the_one_that_was_to_be_removed(
-    bare: ApiServer, kube: Kube
-) -> None:
+def test_delete_spares_a_recreated_object_of_the_same_name(bare: ApiServer, kube: Kube) -> None:
     bare.namespace("shop")
     old = bare.put(deployment())
     bare.put(deployment())
@@ -135,7 +133,7 @@ def test_an_object_made_anew_meanwhile_is_not_the_one_that_was_to_be_removed(
     assert bare.names("Deployment") == ["ads-predictor"]
 
 
-def test_lists_are_read_page_by_page_and_by_label(
+def test_lists_are_paged_and_filtered_by_label(
     bare: ApiServer, kube: Kube, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("clickline.deploy.kube_client._PAGE", 2)
@@ -148,7 +146,7 @@ def test_lists_are_read_page_by_page_and_by_label(
     assert kube.list("ray.io/v1", "RayJob", "shop") == []
 
 
-def test_what_the_server_warns_of_is_kept_once(bare: ApiServer, kube: Kube) -> None:
+def test_server_warnings_are_kept_once(bare: ApiServer, kube: Kube) -> None:
     bare.namespace("shop")
     bare.warnings["deployments"] = "would violate PodSecurity"
     kube.apply(deployment(), dry_run=True)
@@ -156,12 +154,12 @@ def test_what_the_server_warns_of_is_kept_once(bare: ApiServer, kube: Kube) -> N
     assert kube.warnings == ["would violate PodSecurity"]
 
 
-def test_kubectl_and_the_client_see_the_same_cluster(bare: ApiServer, kube: Kube, tmp_path: Path) -> None:
-    """The double is one that the real kubectl takes for a cluster."""
+def test_kubectl_and_the_client_see_the_same_objects(bare: ApiServer, kube: Kube, tmp_path: Path) -> None:
+    """The real kubectl accepts the test server as a cluster."""
     bare.namespace("shop")
     kube.apply(deployment())
     cache = ["--cache-dir", str(tmp_path / "cache")]
-    told = subprocess.run(
+    result = subprocess.run(
         [
             "kubectl",
             *cache,
@@ -178,4 +176,4 @@ def test_kubectl_and_the_client_see_the_same_cluster(bare: ApiServer, kube: Kube
         text=True,
         timeout=60,
     )
-    assert (told.stdout, told.returncode) == ("deployment.apps/ads-predictor\n", 0), told.stderr
+    assert (result.stdout, result.returncode) == ("deployment.apps/ads-predictor\n", 0), result.stderr

@@ -1,25 +1,17 @@
-"""deploy delete: all that is ours goes, and nothing else."""
+"""deploy delete: deletes everything of the deployment, and nothing else."""
 
 from __future__ import annotations
 
 from typing import Any
 
 import pytest
-from ads_objects import item, labels, ours, pod
+from ads_objects import RecordedProgress, item, labels, ours, pod
 from api_server import ApiServer, Fault
 
 from clickline.deploy.apply import DeleteResult, apply, delete_objects, find_objects
 from clickline.deploy.kube_client import Kube
 from clickline.errors import ClusterError
 from clickline.progress import Progress
-
-
-class Notes(Progress):
-    def __init__(self) -> None:
-        self.notes: list[str] = []
-
-    def note(self, figures: str) -> None:
-        self.notes.append(figures)
 
 
 def deployed(kube: Kube, *more: dict[str, Any]) -> None:
@@ -49,7 +41,7 @@ def volume(name: str, namespace: str) -> dict[str, Any]:
     return made
 
 
-def test_what_runs_goes_and_data_stays(cluster: ApiServer, kube: Kube) -> None:
+def test_delete_removes_workloads_and_keeps_data(cluster: ApiServer, kube: Kube) -> None:
     extra = [
         item(api, kind, f"ads-{kind.lower()}", "pipeline", spec={})
         for api, kind in (
@@ -70,7 +62,7 @@ def test_what_runs_goes_and_data_stays(cluster: ApiServer, kube: Kube) -> None:
     assert len(done.removed) == 8
 
 
-def test_with_data_all_of_it_goes_and_the_namespace_too(bare: ApiServer, kube: Kube) -> None:
+def test_delete_with_data_also_removes_volumes_and_namespace(bare: ApiServer, kube: Kube) -> None:
     deployed(kube, volume("shop-ads-models", "shop"))
     done = removed(kube, with_data=True)
     assert done.kept == [] and done.removed[-1] == "Namespace shop"
@@ -79,7 +71,7 @@ def test_with_data_all_of_it_goes_and_the_namespace_too(bare: ApiServer, kube: K
     )
 
 
-def test_nothing_of_others_is_touched(bare: ApiServer, kube: Kube) -> None:
+def test_delete_spares_foreign_objects(bare: ApiServer, kube: Kube) -> None:
     deployed(kube)
     theirs = item("v1", "ConfigMap", "theirs", "config")
     theirs["metadata"]["labels"] = labels("config", "ads2")
@@ -94,7 +86,7 @@ def test_nothing_of_others_is_touched(bare: ApiServer, kube: Kube) -> None:
     assert done.notes == ["namespace shop stays: it also holds ConfigMap theirs, ConfigMap by-hand"]
 
 
-def test_a_namespace_that_was_there_before_stays(bare: ApiServer, kube: Kube) -> None:
+def test_delete_keeps_an_existing_namespace(bare: ApiServer, kube: Kube) -> None:
     bare.namespace("shop")
     inside = [one for one in ours() if one["kind"] != "Namespace"]
     apply(kube, inside, name="ads", namespace="shop", prune=False, progress=Progress())
@@ -102,7 +94,7 @@ def test_a_namespace_that_was_there_before_stays(bare: ApiServer, kube: Kube) ->
     assert bare.names("Namespace") == ["shop"]
 
 
-def test_a_namespace_that_cannot_be_looked_through_stays(bare: ApiServer, kube: Kube) -> None:
+def test_delete_keeps_a_namespace_that_cannot_be_listed(bare: ApiServer, kube: Kube) -> None:
     deployed(kube)
     bare.faults.append(Fault("list", "secrets"))
     done = removed(kube, with_data=True)
@@ -110,7 +102,7 @@ def test_a_namespace_that_cannot_be_looked_through_stays(bare: ApiServer, kube: 
     assert bare.names("Namespace") == ["shop"]
 
 
-def test_it_returns_when_all_is_gone_with_the_pods(
+def test_delete_returns_when_objects_and_pods_are_gone(
     bare: ApiServer, kube: Kube, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("clickline.progress.SLOW_SECONDS", 0.0)
@@ -121,21 +113,21 @@ def test_it_returns_when_all_is_gone_with_the_pods(
     child["metadata"]["ownerReferences"] = [{"uid": owner["metadata"]["uid"]}]
     bare.put(child)
     bare.linger["ads-predictor"] = 2
-    progress = Notes()
+    progress = RecordedProgress()
     done = removed(kube, progress=progress)
     assert "Deployment ads-predictor" in done.removed and bare.names("Pod") == []
     assert any("left: " in note and "ads-predictor" in note for note in progress.notes)
-    assert not any("Pod" in one for one in done.removed)  # it went with its owner
+    assert not any("Pod" in one for one in done.removed)  # deleted with its owner
 
 
-def test_what_does_not_go_is_named_after_a_time(bare: ApiServer, kube: Kube) -> None:
+def test_delete_names_objects_that_stay(bare: ApiServer, kube: Kube) -> None:
     deployed(kube)
     bare.linger["ads-pipeline"] = 1000
     with pytest.raises(ClusterError, match=r"Job ads-pipeline: not gone after 1 s.* finalizer"):
         removed(kube, seconds=1)
 
 
-def test_pods_that_outlive_their_owner_are_waited_for(bare: ApiServer, kube: Kube) -> None:
+def test_delete_waits_for_pods_that_outlive_their_owner(bare: ApiServer, kube: Kube) -> None:
     deployed(kube)
     child = pod("ads-predictor-1", "predictor", "Running")
     child["metadata"]["ownerReferences"] = [{"uid": "of a controller that is slow"}]
@@ -144,7 +136,7 @@ def test_pods_that_outlive_their_owner_are_waited_for(bare: ApiServer, kube: Kub
         removed(kube, seconds=1)
 
 
-def test_kinds_that_may_not_be_listed_are_told(bare: ApiServer, kube: Kube) -> None:
+def test_delete_reports_kinds_that_cannot_be_listed(bare: ApiServer, kube: Kube) -> None:
     deployed(kube)
     bare.faults.append(Fault("list", "persistentvolumes"))
     done = removed(kube)
@@ -152,24 +144,15 @@ def test_kinds_that_may_not_be_listed_are_told(bare: ApiServer, kube: Kube) -> N
     assert bare.names("Deployment") == []
 
 
-def test_twice_is_fine(bare: ApiServer, kube: Kube) -> None:
+def test_delete_is_idempotent(bare: ApiServer, kube: Kube) -> None:
     deployed(kube)
     removed(kube, with_data=True)
     assert removed(kube, with_data=True).removed == []
 
 
-def test_what_is_done_in_no_time_shows_no_progress(
-    bare: ApiServer, kube: Kube, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_quick_delete_shows_no_progress(bare: ApiServer, kube: Kube, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("clickline.progress.SLOW_SECONDS", 600.0)
-
-    class Begun(Progress):
-        titles: tuple[str, ...] = ()
-
-        def begin(self, title: str, *, total_bytes: int | None = None, total_rows: int | None = None) -> None:
-            self.titles += (title,)
-
-    progress = Begun()
+    progress = RecordedProgress()
     deployed(kube)
     removed(kube, progress=progress)
-    assert progress.titles == ()
+    assert progress.titles == []

@@ -1,4 +1,4 @@
-"""deploy logs: the last lines of all containers, and those that come."""
+"""deploy logs: the last lines of all containers, and new ones."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def texts(lines: list[LogLine]) -> list[tuple[str, str, str]]:
     return [(one.pod, one.container, one.text) for one in lines]
 
 
-def test_the_last_lines_of_all_containers_come_in_the_order_of_time(bare: ApiServer, kube: Kube) -> None:
+def test_last_lines_of_all_containers_are_merged_by_time(bare: ApiServer, kube: Kube) -> None:
     bare.put(running("a"))
     bare.put(running("b"))
     bare.logs["a", "ready"] = Log([line(1, "checked")])
@@ -54,7 +54,7 @@ def test_the_last_lines_of_all_containers_come_in_the_order_of_time(bare: ApiSer
     assert last_lines(kube, there, namespace="shop", lines=0) == []
 
 
-def test_only_pods_of_the_role_and_of_this_deployment_are_read(bare: ApiServer, kube: Kube) -> None:
+def test_only_logs_of_the_role_and_deployment_are_read(bare: ApiServer, kube: Kube) -> None:
     bare.put(running("mine"))
     bare.put(running("serves", role="predictor"))
     other = running("theirs")
@@ -64,7 +64,7 @@ def test_only_pods_of_the_role_and_of_this_deployment_are_read(bare: ApiServer, 
     assert [one["metadata"]["name"] for one in found] == ["mine"]
 
 
-def test_what_was_said_before_a_restart_is_there_when_asked_for(bare: ApiServer, kube: Kube) -> None:
+def test_previous_shows_the_log_before_a_restart(bare: ApiServer, kube: Kube) -> None:
     bare.put(running("a", restarts=1))
     bare.logs["a", "pipeline"] = Log([line(9, "again")])
     bare.previous_logs["a", "pipeline"] = Log([line(1, "died")])
@@ -74,7 +74,7 @@ def test_what_was_said_before_a_restart_is_there_when_asked_for(bare: ApiServer,
     ]
 
 
-def test_a_log_that_may_not_be_read_is_told(bare: ApiServer, kube: Kube) -> None:
+def test_forbidden_log_is_reported(bare: ApiServer, kube: Kube) -> None:
     bare.put(running("a"))
     bare.faults.append(Fault("get", "pods/log"))
     with pytest.raises(ClusterError, match="get pods/log in namespace shop"):
@@ -131,7 +131,7 @@ def following(kube: Kube, monkeypatch: pytest.MonkeyPatch) -> Any:
     return start
 
 
-def test_new_lines_and_new_pods_are_followed_until_the_job_is_over(bare: ApiServer, following: Any) -> None:
+def test_follow_includes_new_pods_and_ends_with_the_job(bare: ApiServer, following: Any) -> None:
     bare.put({**job(), "status": {"active": 1}})
     bare.put(running("a"))
     bare.say("a", "pipeline", line(1, "one"))
@@ -145,7 +145,7 @@ def test_new_lines_and_new_pods_are_followed_until_the_job_is_over(bare: ApiServ
         assert not followed.ended.is_set()
 
 
-def test_lines_that_were_shown_are_not_shown_again(bare: ApiServer, following: Any) -> None:
+def test_follow_does_not_repeat_lines(bare: ApiServer, following: Any) -> None:
     bare.put({**job(), "status": {"active": 1}})
     bare.put(running("a"))
     bare.say("a", "pipeline", line(1, "one"), line(2, "two"))
@@ -154,7 +154,7 @@ def test_lines_that_were_shown_are_not_shown_again(bare: ApiServer, following: A
         followed.wait_for("two")
 
 
-def test_a_cut_connection_is_taken_up_where_it_was(bare: ApiServer, following: Any) -> None:
+def test_follow_resumes_after_a_closed_connection(bare: ApiServer, following: Any) -> None:
     bare.put({**job(), "status": {"active": 1}})
     bare.put(running("a"))
     bare.logs["a", "pipeline"] = Log([line(n, str(n)) for n in range(1, 6)], open=True, cut_after=3)
@@ -162,7 +162,7 @@ def test_a_cut_connection_is_taken_up_where_it_was(bare: ApiServer, following: A
         followed.wait_for("1", "2", "3", "4", "5")
 
 
-def test_a_container_that_restarts_is_followed_on(bare: ApiServer, following: Any) -> None:
+def test_follow_continues_after_a_container_restart(bare: ApiServer, following: Any) -> None:
     bare.put({**job(), "status": {"active": 1}})
     bare.put(running("a"))
     bare.say("a", "pipeline", line(1, "before"))

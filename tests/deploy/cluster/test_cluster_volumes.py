@@ -1,4 +1,4 @@
-"""Volumes that outlive their claims: a deployment that comes back after its namespace was deleted finds its files."""
+"""Volumes that outlive their claims: a deployment that is applied again after its namespace was deleted finds its files."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ STORED = {
 
 @pytest.fixture(params=sorted(STORED))
 def objects(request: pytest.FixtureRequest, tmp_path: Path) -> list[dict[str, Any]]:
-    """A whole deployment whose volumes are made by us."""
+    """A complete deployment with NFS or host volumes."""
     kind = STORED[request.param]
     file = tmp_path / "clickline.yaml"
     file.write_text(
@@ -52,7 +52,7 @@ def deploy_and_lose_the_namespace(api: ApiServer, kube: Kube, objects: list[dict
     assert volume is not None and volume["status"]["phase"] == "Released"
 
 
-def test_released_volumes_are_bound_again_after_the_namespace_was_deleted(
+def test_released_volumes_are_bound_again_after_namespace_deletion(
     bare: ApiServer, kube: Kube, objects: list[dict[str, Any]]
 ) -> None:
     deploy_and_lose_the_namespace(bare, kube, objects)
@@ -68,7 +68,7 @@ def test_released_volumes_are_bound_again_after_the_namespace_was_deleted(
     assert run(kube, objects).changed == []
 
 
-def test_a_claim_that_already_waits_for_a_released_volume_gets_it(
+def test_pending_claim_gets_a_released_volume(
     bare: ApiServer, kube: Kube, objects: list[dict[str, Any]]
 ) -> None:
     deploy_and_lose_the_namespace(bare, kube, objects)
@@ -86,7 +86,7 @@ def test_a_claim_that_already_waits_for_a_released_volume_gets_it(
     assert claims(kube)["ads-data"] == ("Bound", "")
 
 
-def test_a_volume_that_another_claim_has_is_refused_before_anything_changes(
+def test_volume_of_another_claim_is_a_conflict_before_any_change(
     bare: ApiServer, kube: Kube, objects: list[dict[str, Any]]
 ) -> None:
     run(kube, objects)
@@ -105,7 +105,7 @@ def test_a_volume_that_another_claim_has_is_refused_before_anything_changes(
     assert bare.writes == []
 
 
-def test_a_volume_that_changes_while_it_is_freed_is_left_alone(
+def test_volume_that_changes_during_release_is_left_alone(
     bare: ApiServer, kube: Kube, objects: list[dict[str, Any]]
 ) -> None:
     deploy_and_lose_the_namespace(bare, kube, objects)
@@ -135,7 +135,7 @@ def tell(api: ApiServer, reason: str, message: str, kind: str = "Normal") -> Non
     api.put({**event, "involvedObject": about, **more})
 
 
-def test_a_claim_without_a_class_waits_in_the_words_of_the_cluster(bare: ApiServer, kube: Kube) -> None:
+def test_pending_claim_shows_the_clusters_message(bare: ApiServer, kube: Kube) -> None:
     words = "no persistent volumes available for this claim and no storage class is set"
     waiting(bare)
     tell(bare, "FailedBinding", words)
@@ -144,7 +144,7 @@ def test_a_claim_without_a_class_waits_in_the_words_of_the_cluster(bare: ApiServ
     assert found["errors"] == []  # the event is not a warning
 
 
-def test_a_claim_whose_volume_does_not_exist_names_it(bare: ApiServer, kube: Kube) -> None:
+def test_claim_with_a_missing_volume_names_it(bare: ApiServer, kube: Kube) -> None:
     waiting(bare, volumeName="shop-ads-data")
     assert claims(kube)["ads-data"] == (
         "Pending",
@@ -152,7 +152,7 @@ def test_a_claim_whose_volume_does_not_exist_names_it(bare: ApiServer, kube: Kub
     )
 
 
-def test_a_user_who_may_not_read_volumes_gets_the_words_of_the_event(bare: ApiServer, kube: Kube) -> None:
+def test_forbidden_volumes_fall_back_to_events(bare: ApiServer, kube: Kube) -> None:
     waiting(bare, volumeName="shop-ads-data")
     tell(bare, "FailedBinding", 'volume "shop-ads-data" already bound to a different claim.', "Warning")
     bare.faults.append(Fault("get", "persistentvolumes"))

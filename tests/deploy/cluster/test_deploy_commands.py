@@ -1,4 +1,4 @@
-"""clickline deploy as a user types it, against a cluster: what it prints, what it changes, how it ends."""
+"""The commands of clickline deploy against a cluster: output, changes, exit codes."""
 
 from __future__ import annotations
 
@@ -55,9 +55,7 @@ def deployed(kube: Kube) -> None:
 # ── apply ──────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_apply_brings_what_render_writes_and_the_next_one_changes_nothing(
-    bare: ApiServer, command: Command
-) -> None:
+def test_apply_creates_the_rendered_objects_and_is_idempotent(bare: ApiServer, command: Command) -> None:
     done = command("apply")
     assert done.returncode == 0, done.stderr
     assert "created    Deployment ads-predictor" in done.stdout
@@ -67,17 +65,17 @@ def test_apply_brings_what_render_writes_and_the_next_one_changes_nothing(
     assert set(again["unchanged"]) == {line.split(maxsplit=1)[1] for line in done.stdout.splitlines()[:-1]}
 
 
-def test_a_partly_failed_apply_exits_1_and_tells_each_part(bare: ApiServer, command: Command) -> None:
+def test_partial_apply_exits_1_and_reports_each_object(bare: ApiServer, command: Command) -> None:
     bare.faults.append(Fault("patch", "deployments", 500, "etcd is full", dry_run=False))
     done = command("apply")
     assert done.returncode == 1
     assert "created    ConfigMap ads-config" in done.stdout
     assert "failed     Deployment ads-predictor: etcd is full (500)" in done.stderr
     assert "not tried  Job ads-pipeline" in done.stderr
-    assert "applied in part" in done.stderr
+    assert "applied only in part" in done.stderr
 
 
-def test_a_missing_operator_ends_an_apply_before_it_begins(bare: ApiServer, command: Command) -> None:
+def test_missing_operator_fails_before_any_change(bare: ApiServer, command: Command) -> None:
     done = command("apply", "--set", "deploy.serving.kind=knative")
     assert done.returncode == 1
     assert "Install Knative Serving (knative.dev), or set deploy.serving.kind: deployment." in done.stderr
@@ -85,7 +83,7 @@ def test_a_missing_operator_ends_an_apply_before_it_begins(bare: ApiServer, comm
 
 
 @pytest.mark.slow
-def test_a_note_is_told_once_and_again_when_what_it_is_about_changes(command: Command) -> None:
+def test_note_is_shown_once_per_content(command: Command) -> None:
     about = "deploy.storage.models is ReadWriteOnce"
     first = command("apply")
     assert about in first.stderr and "deploy data push" in first.stderr
@@ -98,7 +96,7 @@ def test_a_note_is_told_once_and_again_when_what_it_is_about_changes(command: Co
 
 
 @pytest.mark.slow
-def test_a_set_of_the_last_apply_that_is_not_given_again_is_told_before_anything_changes(
+def test_dropped_set_values_are_reported_before_any_change(
     bare: ApiServer, command: Command, tmp_path: Path
 ) -> None:
     more = ("--set", "deploy.serving.max_replicas=null", "--set", "deploy.serving.replicas=3")
@@ -107,10 +105,10 @@ def test_a_set_of_the_last_apply_that_is_not_given_again_is_told_before_anything
     words = "deploy.serving.replicas 3 → 2: the last apply used --set deploy.serving.replicas=3"
     assert words in command("diff").stderr
     bare.faults.append(Fault("patch", "deployments", 500, "etcd is full", dry_run=False))
-    told = command("apply")
-    assert told.returncode == 1
-    assert words in told.stderr and told.stderr.index(words) < told.stderr.index("etcd is full")
-    assert "--set counts for one apply" in told.stderr
+    result = command("apply")
+    assert result.returncode == 1
+    assert words in result.stderr and result.stderr.index(words) < result.stderr.index("etcd is full")
+    assert "--set counts for one apply" in result.stderr
     bare.faults.clear()
     command("apply", *more)
     (tmp_path / "clickline.yaml").write_text(
@@ -121,9 +119,7 @@ def test_a_set_of_the_last_apply_that_is_not_given_again_is_told_before_anything
 
 
 @pytest.mark.slow
-def test_a_dry_run_says_what_becomes_of_each_object_and_changes_nothing(
-    bare: ApiServer, command: Command
-) -> None:
+def test_dry_run_lists_each_object_and_changes_nothing(bare: ApiServer, command: Command) -> None:
     fresh = command("apply", "--dry-run")
     assert (fresh.returncode, bare.writes) == (0, [])
     assert "created    Deployment ads-predictor (dry run)" in fresh.stdout
@@ -141,7 +137,7 @@ def test_a_dry_run_says_what_becomes_of_each_object_and_changes_nothing(
 
 
 @pytest.mark.slow
-def test_diff_shows_what_would_change_line_by_line_and_exits_1(bare: ApiServer, command: Command) -> None:
+def test_diff_shows_changed_lines_and_exits_1(bare: ApiServer, command: Command) -> None:
     command("apply")
     same = command("diff")
     assert (same.returncode, same.stdout) == (0, "")
@@ -155,7 +151,7 @@ def test_diff_shows_what_would_change_line_by_line_and_exits_1(bare: ApiServer, 
     assert {"-  type: ClusterIP", "+  type: NodePort"} <= set(lines)
     assert {"-      drain_timeout: 10", "+      drain_timeout: 25"} <= set(
         lines
-    )  # the config's text, a line each
+    )  # the config's text, line by line
     assert not any("uid" in line or "resourceVersion" in line for line in lines)
     document = json.loads(command("diff", "--json", "--set", "serve.drain_timeout=25").stdout)
     assert [one["object"] for one in document["changes"]] == [
@@ -164,20 +160,16 @@ def test_diff_shows_what_would_change_line_by_line_and_exits_1(bare: ApiServer, 
     ]
 
 
-def test_diff_that_fails_does_not_exit_as_if_it_had_found_differences(
-    bare: ApiServer, command: Command
-) -> None:
+def test_failed_diff_exits_2(bare: ApiServer, command: Command) -> None:
     bare.faults.append(Fault("get", "namespaces", 500, "out of order"))
     failed = command("diff")
     assert failed.returncode == 2
     assert "out of order" in failed.stderr
-    told = json.loads(command("diff", "--json").stdout or "{}")
-    assert "changes" not in told
+    result = json.loads(command("diff", "--json").stdout or "{}")
+    assert "changes" not in result
 
 
-def test_diff_of_a_job_that_would_be_made_anew_shows_only_what_is_new(
-    bare: ApiServer, command: Command
-) -> None:
+def test_diff_of_a_replaced_job_shows_only_real_changes(bare: ApiServer, command: Command) -> None:
     command("apply")
     bare.one("Job", "ads-pipeline")["status"] = {"conditions": [{"type": "Complete", "status": "True"}]}  # type: ignore[index]
     changes = json.loads(command("diff", "--json", "--set", "deploy.workflow.retries=2").stdout)["changes"]
@@ -187,12 +179,10 @@ def test_diff_of_a_job_that_would_be_made_anew_shows_only_what_is_new(
 
 
 @pytest.mark.slow
-def test_another_namespace_is_named_by_n_on_every_command(
-    bare: ApiServer, command: Command, tmp_path: Path
-) -> None:
+def test_n_selects_the_namespace_in_every_command(bare: ApiServer, command: Command, tmp_path: Path) -> None:
     assert command("apply", "-n", "trial").returncode == 0
     assert bare.names("Namespace") == ["trial"]
-    assert command("apply", "-n", "trial").stderr == ""  # the namespace is no --set to be given again
+    assert command("apply", "-n", "trial").stderr == ""  # -n is not a --set value to be repeated
     assert "ads in namespace trial: " in command("status", "--namespace", "trial").stdout
     assert "in namespace trial" in command("logs", "-n", "trial").stderr
     assert "nothing would change" in command("diff", "-n", "trial").stderr
@@ -202,16 +192,16 @@ def test_another_namespace_is_named_by_n_on_every_command(
     assert bare.names("Namespace") == []
 
 
-def test_n_with_a_number_of_lines_is_told(command: Command) -> None:
-    told = command("logs", "-n", "50")
-    assert told.returncode == 2
-    assert "-n is 50: it names the namespace, as with kubectl. Write --lines 50." in told.stderr
+def test_n_with_a_number_points_to_lines(command: Command) -> None:
+    result = command("logs", "-n", "50")
+    assert result.returncode == 2
+    assert "-n is 50: it names the namespace, as with kubectl. Write --lines 50." in result.stderr
 
 
 # ── status, logs ───────────────────────────────────────────────────────────────────────────────
 
 
-def test_status_shows_roles_endpoints_and_errors_and_exits_1_if_one_failed(
+def test_status_shows_roles_endpoints_errors_and_exits_1_on_failure(
     bare: ApiServer, kube: Kube, command: Command
 ) -> None:
     deployed(kube)
@@ -221,40 +211,40 @@ def test_status_shows_roles_endpoints_and_errors_and_exits_1_if_one_failed(
     bare.put(pod("ads-predictor-2", "predictor", "Running", container("predictor", running={}), ready=True))
     bare.pages["ads-predictor-2", "/metrics"] = (200, "clickline_version 3.0\n")
     bare.put(event("ads-predictor-1", "BackOff", "restarting failed container"))
-    told = command("status")
-    assert told.returncode == 1
-    row = next(line for line in told.stdout.splitlines() if line.startswith("predictor"))
+    result = command("status")
+    assert result.returncode == 1
+    row = next(line for line in result.stdout.splitlines() if line.startswith("predictor"))
     assert row.split()[:5] == ["predictor", "1/2", "4", "failed", "3"]
     assert row.endswith("CrashLoopBackOff in predictor, last exit code 2: bad config")
-    assert "predictor  NodePort  http any node's address, port 30100" in told.stdout
-    assert "ads-models  Pending" in told.stdout
-    assert "Pod ads-predictor-1 BackOff: restarting failed container" in told.stdout
+    assert "predictor  NodePort  http any node's address, port 30100" in result.stdout
+    assert "ads-models  Pending" in result.stdout
+    assert "Pod ads-predictor-1 BackOff: restarting failed container" in result.stdout
     assert json.loads(command("status", "--json").stdout)["state"] == "failed"
 
 
-def test_status_of_nothing_says_how_to_begin(command: Command) -> None:
-    told = command("status")
-    assert (told.returncode, told.stdout) == (
+def test_status_without_a_deployment_suggests_apply(command: Command) -> None:
+    result = command("status")
+    assert (result.returncode, result.stdout) == (
         0,
-        "nothing of ads runs in namespace shop: `clickline deploy apply` brings it there\n",
+        "ads is not deployed in namespace shop: `clickline deploy apply` deploys it\n",
     )
 
 
-def test_logs_name_the_pod_and_a_container_beside_the_role(bare: ApiServer, command: Command) -> None:
+def test_log_lines_name_pod_and_container(bare: ApiServer, command: Command) -> None:
     first = container("ready", terminated={"exitCode": 0})
     main = container("predictor", running={})
     bare.put(pod("ads-predictor-1", "predictor", "Running", main, initContainerStatuses=[first]))
     bare.logs["ads-predictor-1", "ready"] = Log(["2026-11-16T10:00:01Z checked"])
     bare.logs["ads-predictor-1", "predictor"] = Log(["2026-11-16T10:00:02Z up"])
-    told = command("logs", "predictor")
-    assert told.stdout == "ads-predictor-1/ready checked\nads-predictor-1 up\n"
+    result = command("logs", "predictor")
+    assert result.stdout == "ads-predictor-1/ready checked\nads-predictor-1 up\n"
     assert "ads has no pods of role lookup in namespace shop" in command("logs", "lookup").stderr
 
 
-def test_a_role_that_does_not_exist_is_told_with_those_that_do(command: Command) -> None:
-    told = command("logs", "predictr")
-    assert told.returncode == 2
-    assert "ROLE is 'predictr'. Allowed: pipeline, trainer" in told.stderr
+def test_unknown_role_is_reported_with_the_existing_ones(command: Command) -> None:
+    result = command("logs", "predictr")
+    assert result.returncode == 2
+    assert "ROLE is 'predictr'. Allowed: pipeline, trainer" in result.stderr
 
 
 # ── delete ─────────────────────────────────────────────────────────────────────────────────────
@@ -263,20 +253,20 @@ def test_a_role_that_does_not_exist_is_told_with_those_that_do(command: Command)
 @pytest.mark.slow
 def test_delete_without_a_terminal_needs_yes(bare: ApiServer, kube: Kube, command: Command) -> None:
     deployed(kube)
-    told = command("delete")
-    assert told.returncode == 2
-    assert "--yes is missing: 5 objects would be removed from namespace shop of context test" in told.stderr
+    result = command("delete")
+    assert result.returncode == 2
+    assert "--yes is missing: 5 objects would be deleted from namespace shop of context test" in result.stderr
     assert bare.names("Deployment") == ["ads-predictor"]
     done = command("delete", "--yes")
     assert done.returncode == 0, done.stderr
-    assert "removed    Deployment ads-predictor" in done.stdout
+    assert "deleted    Deployment ads-predictor" in done.stdout
     assert "kept       PersistentVolumeClaim ads-models" in done.stdout
     assert bare.names("Deployment") == []
-    assert "nothing of ads was there to remove" in command("delete").stdout
+    assert "ads has no objects to delete" in command("delete").stdout
 
 
 @pytest.mark.parametrize(("answer", "left"), [(b"n\n", ["ads-predictor"]), (b"y\n", [])])
-def test_delete_asks_at_a_terminal(
+def test_delete_asks_for_confirmation_in_a_terminal(
     bare: ApiServer, kube: Kube, command: Command, tmp_path: Path, answer: bytes, left: list[str]
 ) -> None:
     deployed(kube)
@@ -294,7 +284,7 @@ def test_delete_asks_at_a_terminal(
     finally:
         os.close(ours_end)
         os.close(theirs)
-    assert "  Deployment ads-predictor\n" in done.stderr and "Remove these?" in done.stderr
+    assert "  Deployment ads-predictor\n" in done.stderr and "Delete these?" in done.stderr
     assert (bare.names("Deployment"), done.returncode) == (left, 1 if left else 0)
 
 
@@ -302,7 +292,7 @@ def test_delete_asks_at_a_terminal(
 
 
 @pytest.mark.slow
-def test_clusters_that_cannot_be_used_end_a_command_in_words(
+def test_unusable_cluster_is_reported_without_a_traceback(
     bare: ApiServer, command: Command, tmp_path: Path
 ) -> None:
     none = command("status", KUBECONFIG=str(tmp_path / "none"))
@@ -315,24 +305,24 @@ def test_clusters_that_cannot_be_used_end_a_command_in_words(
     assert (
         "https://127.0.0.1:1 (context test) cannot be reached" in json.loads(dead.stdout)["error"]["message"]
     )
-    assert len(dead.stderr.splitlines()) == 1  # and nothing of the library's own
+    assert len(dead.stderr.splitlines()) == 1  # and nothing from the library
 
 
-def test_without_the_package_its_extra_is_named(command: Command, tmp_path: Path) -> None:
+def test_missing_package_names_the_extra(command: Command, tmp_path: Path) -> None:
     blocked = tmp_path / "blocked" / "kubernetes"
     blocked.mkdir(parents=True)
     (blocked / "__init__.py").write_text("raise ModuleNotFoundError('no', name='kubernetes')\n")
-    told = command("status", PYTHONPATH=str(blocked.parent))
-    assert told.returncode == 1
-    assert told.stderr == (
-        "talking to a cluster needs the package kubernetes: pip install 'clickline[k8s]'\n"
+    result = command("status", PYTHONPATH=str(blocked.parent))
+    assert result.returncode == 1
+    assert result.stderr == (
+        "connecting to a cluster needs the package kubernetes: pip install 'clickline[k8s]'\n"
     )
 
 
 # ── in a pod ───────────────────────────────────────────────────────────────────────────────────
 
 
-def test_check_pod_makes_the_directories_and_rays_token(command: Command, tmp_path: Path) -> None:
+def test_check_pod_creates_directories_and_ray_token(command: Command, tmp_path: Path) -> None:
     home, cache = tmp_path / "home", tmp_path / "scratch"
     more = ["--set", f"home={home}", "--set", f"cache.dir={cache}"]
     only = command("check-pod", "--read-only", *more)
@@ -343,7 +333,7 @@ def test_check_pod_makes_the_directories_and_rays_token(command: Command, tmp_pa
     assert f"{home}: writable" in done.stderr
 
 
-def test_check_pod_refuses_a_data_volume_that_takes_no_files(command: Command, tmp_path: Path) -> None:
+def test_check_pod_rejects_an_unwritable_data_volume(command: Command, tmp_path: Path) -> None:
     logs = tmp_path / "logs"
     more = ["--read-only", "--data", str(logs), "--set", f"cache.dir={tmp_path / 'scratch'}"]
     done = command("check-pod", *more)

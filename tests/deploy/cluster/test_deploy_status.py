@@ -1,4 +1,4 @@
-"""deploy status: what the state of objects means, and what is fetched to know it."""
+"""deploy status: what it fetches from the cluster, and how it explains it."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ def the_role(document: dict[str, Any], role: str) -> dict[str, Any]:
     return next(one for one in document["roles"] if one["role"] == role)
 
 
-def told(pod_object: dict[str, Any], *more: dict[str, Any], events: Any = ()) -> tuple[str, str]:
-    """State and reason of the role whose only pod this is."""
+def result(pod_object: dict[str, Any], *more: dict[str, Any], events: Any = ()) -> tuple[str, str]:
+    """State and reason of a role with only this pod."""
     found = summary(predictors(0), pod_object, *more, events=events)
     role = the_role(found, "predictor")
     return role["state"], role["why"]
@@ -45,7 +45,7 @@ def told(pod_object: dict[str, Any], *more: dict[str, Any], events: Any = ()) ->
 # ── pods ───────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_what_runs_is_counted_with_its_restarts_and_versions() -> None:
+def test_running_roles_show_pods_restarts_and_versions() -> None:
     found = summary(
         predictors(2),
         pod("p-1", "predictor", "Running", container("predictor", restarts=3, **RUNNING), ready=True),
@@ -58,23 +58,23 @@ def test_what_runs_is_counted_with_its_restarts_and_versions() -> None:
     assert found["state"] == "running"
 
 
-def test_nothing_there_is_told_so() -> None:
+def test_missing_deployment_is_absent() -> None:
     assert summary()["state"] == "absent"
 
 
-def test_a_pod_without_a_node_waits_in_the_schedulers_words() -> None:
+def test_unscheduled_pod_shows_the_schedulers_message() -> None:
     words = "0/1 nodes are available: 1 Insufficient cpu."
     unscheduled = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": words}
-    assert told(pod("p", "predictor", "Pending", conditions=[unscheduled])) == (
+    assert result(pod("p", "predictor", "Pending", conditions=[unscheduled])) == (
         "waiting",
         f"Pending: {words}",
     )
 
 
 @pytest.mark.parametrize("reason", ["ImagePullBackOff", "ErrImagePull"])
-def test_an_image_that_cannot_be_pulled_names_the_keys(reason: str) -> None:
+def test_image_pull_error_names_the_config_keys(reason: str) -> None:
     waiting = {"reason": reason, "message": "not found"}
-    state, why = told(pod("p", "predictor", "Pending", container("predictor", waiting=waiting)))
+    state, why = result(pod("p", "predictor", "Pending", container("predictor", waiting=waiting)))
     assert state == "failed"
     assert why.startswith(f"{reason} in predictor") and "deploy.image" in why and "(not found)" in why
 
@@ -83,56 +83,56 @@ def test_an_image_that_cannot_be_pulled_names_the_keys(reason: str) -> None:
     ("code", "words"),
     [(2, "bad config"), (3, "the model failed the gate"), (4, "bad data"), (1, "see its log")],
 )
-def test_a_crash_loop_tells_the_last_exit_code_in_words(code: int, words: str) -> None:
+def test_crash_loop_explains_the_last_exit_code(code: int, words: str) -> None:
     crashed = container(
         "predictor",
         restarts=5,
         last={"exitCode": code, "reason": "Error"},
         waiting={"reason": "CrashLoopBackOff"},
     )
-    state, why = told(pod("p", "predictor", "Running", crashed))
+    state, why = result(pod("p", "predictor", "Running", crashed))
     assert state == "failed"
     assert why.startswith(f"CrashLoopBackOff in predictor, last exit code {code}") and words in why
 
 
-def test_an_init_container_that_fails_is_the_one_that_is_named() -> None:
+def test_failed_init_container_is_named() -> None:
     crashed = container("ready", restarts=2, last={"exitCode": 1}, waiting={"reason": "CrashLoopBackOff"})
     initial = container("predictor", waiting={"reason": "PodInitializing"})
     made = pod("p", "predictor", "Pending", initial, initContainerStatuses=[crashed])
-    assert told(made)[1].startswith("CrashLoopBackOff in ready, last exit code 1")
+    assert result(made)[1].startswith("CrashLoopBackOff in ready, last exit code 1")
 
 
-def test_out_of_memory_names_the_key() -> None:
+def test_out_of_memory_names_the_config_key() -> None:
     assert explain_exit(137, "OOMKilled", "ray-worker", "ray-worker").endswith(
         "raise deploy.resources.ray_worker.memory_limit"
     )
     assert "deploy.resources.pipeline." in explain_exit(137, "OOMKilled", "trainer", "trainer")
 
 
-def test_exit_codes_of_ray_are_not_read_as_ours() -> None:
+def test_exit_codes_of_ray_are_not_explained_as_clicklines() -> None:
     assert explain_exit(2, "Error", "ray-head", "ray-head") == "exit code 2"
     assert explain_exit(2, "Error", "ray-head", "ready") == "exit code 2: bad config"
 
 
-def test_a_pod_that_waits_for_a_volume_waits_in_the_last_events_words() -> None:
+def test_pod_waiting_for_a_volume_shows_the_last_event() -> None:
     creating = container("predictor", waiting={"reason": "ContainerCreating"})
     events = [
         event("p", "FailedMount", "newer", at="2026-11-16T10:05:00Z"),
         event("p", "FailedScheduling", "older", at="2026-11-16T10:01:00Z"),
     ]
-    assert told(pod("p", "predictor", "Pending", creating), events=events) == (
+    assert result(pod("p", "predictor", "Pending", creating), events=events) == (
         "waiting",
         "FailedMount: newer",
     )
 
 
-def test_a_predictor_without_a_version_says_what_it_waits_for() -> None:
+def test_predictor_without_a_version_shows_why() -> None:
     made = pod("p", "predictor", "Running", container("predictor", **RUNNING))
     found = summary(predictors(0), made, served={"p": {"words": "no version yet"}})
     assert the_role(found, "predictor")["why"] == "not ready; no version yet"
 
 
-def test_pods_that_were_evicted_and_replaced_are_no_failure() -> None:
+def test_evicted_and_replaced_pods_are_not_a_failure() -> None:
     gone = pod("old", "predictor", "Failed", reason="Evicted")
     new = [
         pod(f"p-{n}", "predictor", "Running", container("predictor", **RUNNING), ready=True) for n in (1, 2)
@@ -141,7 +141,7 @@ def test_pods_that_were_evicted_and_replaced_are_no_failure() -> None:
     assert (the_role(found, "predictor")["state"], the_role(found, "predictor")["ready"]) == ("running", 2)
 
 
-def test_a_deployment_whose_pods_are_refused_tells_why() -> None:
+def test_rejected_pods_of_a_deployment_are_explained() -> None:
     refused = {"type": "ReplicaFailure", "status": "True", "message": "violates PodSecurity"}
     found = summary({**deployment(), "status": {"conditions": [refused]}})
     assert the_role(found, "predictor")["why"] == "its pods are rejected: violates PodSecurity"
@@ -150,7 +150,7 @@ def test_a_deployment_whose_pods_are_refused_tells_why() -> None:
 # ── workloads ──────────────────────────────────────────────────────────────────────────────────
 
 
-def test_a_job_that_failed_tells_the_exit_code_of_its_last_pod() -> None:
+def test_failed_job_shows_the_exit_code_of_its_last_pod() -> None:
     failed = {"type": "Failed", "status": "True", "reason": "PodFailurePolicy", "message": "exit code 3"}
     made = {**job(), "status": {"conditions": [failed], "failed": 1}}
     ended = container("pipeline", terminated={"exitCode": 3, "reason": "Error"})
@@ -159,7 +159,7 @@ def test_a_job_that_failed_tells_the_exit_code_of_its_last_pod() -> None:
     assert "PodFailurePolicy" in role["why"] and "the model failed the gate" in role["why"]
 
 
-def test_a_job_between_two_tries_is_not_failed() -> None:
+def test_job_between_retries_is_not_failed() -> None:
     ended = container("pipeline", terminated={"exitCode": 1, "reason": "Error"})
     again = pod("p-2", "pipeline", "Running", container("pipeline", **RUNNING), ready=True)
     made = {**job(), "status": {"active": 1, "failed": 1}}
@@ -168,7 +168,7 @@ def test_a_job_between_two_tries_is_not_failed() -> None:
 
 
 def tries(*pods: dict[str, Any], failed: int, active: int = 1) -> dict[str, Any]:
-    """The pipeline of a Job that retrying, oldest pod first."""
+    """The pipeline of a Job that is being retried, oldest pod first."""
     for n, one in enumerate(pods):
         one["metadata"]["creationTimestamp"] = f"2026-11-16T10:0{n}:00Z"
     made = {**job(), "status": {"active": active, "failed": failed}}
@@ -179,7 +179,7 @@ def failed_try(name: str, **ended: Any) -> dict[str, Any]:
     return pod(name, "pipeline", "Failed", container("pipeline", terminated=ended))
 
 
-def test_a_job_that_tries_again_says_why_the_last_try_failed() -> None:
+def test_retrying_job_shows_why_the_last_attempt_failed() -> None:
     out_of_memory = failed_try("p-2", exitCode=137, reason="OOMKilled", message="epoch 1: 10 %")
     running = pod("p-3", "pipeline", "Running", container("pipeline", **RUNNING), ready=True)
     role = tries(failed_try("p-1", exitCode=4, reason="Error"), out_of_memory, running, failed=2)
@@ -190,13 +190,13 @@ def test_a_job_that_tries_again_says_why_the_last_try_failed() -> None:
     )
 
 
-def test_a_job_between_two_tries_says_why_the_last_one_failed() -> None:
+def test_job_between_retries_shows_why_the_last_attempt_failed() -> None:
     role = tries(failed_try("p-1", exitCode=1, reason="Error", message="no room\n"), failed=1, active=0)
     assert role["state"] == "waiting"
     assert role["why"] == "failed once, retrying; last attempt: pipeline: exit code 1: no room"
 
 
-def test_a_failed_workflow_of_before_is_no_try_of_the_one_that_runs() -> None:
+def test_earlier_failed_workflow_is_not_an_attempt_of_the_current_one() -> None:
     before = failed_try("p-1", exitCode=4, reason="Error")
     now = pod("p-2", "pipeline", "Running", container("main", **RUNNING), ready=True)
     for n, one in enumerate((before, now)):
@@ -216,7 +216,7 @@ def test_a_failed_workflow_of_before_is_no_try_of_the_one_that_runs() -> None:
     assert role["why"].startswith("last attempt: ")
 
 
-def test_a_folder_that_belongs_to_root_is_named_while_the_job_tries_again() -> None:
+def test_unwritable_folder_is_shown_while_the_job_retries() -> None:
     said = (
         "/clickline/.clickline: Permission denied; it belongs to uid 0. Set fsGroup, or chown -R 10001:10001."
     )
@@ -226,7 +226,7 @@ def test_a_folder_that_belongs_to_root_is_named_while_the_job_tries_again() -> N
     assert tries(failed, begun, failed=1)["why"].endswith(f"last attempt: ready: exit code 1: {said}")
 
 
-def test_a_run_of_a_schedule_does_not_tell_failures_of_the_run_before() -> None:
+def test_scheduled_run_does_not_show_failures_of_the_previous_run() -> None:
     cron = item("batch/v1", "CronJob", "ads-pipeline", "pipeline", spec={"schedule": "0 3 * * *"})
     cron["status"] = {"active": [{}]}
     failed = failed_try("a", exitCode=4)
@@ -239,7 +239,7 @@ def test_a_run_of_a_schedule_does_not_tell_failures_of_the_run_before() -> None:
     assert "bad data" in the_role(summary(cron, failed, again), "pipeline")["why"]
 
 
-def test_a_container_that_was_restarted_says_how_it_ended() -> None:
+def test_restarted_container_shows_how_it_ended() -> None:
     killed = {"exitCode": 137, "reason": "OOMKilled"}
     restarted = container("ray-worker", restarts=2, last=killed, **RUNNING)
     one = pod("ads-ray-worker-0", "ray-worker", "Running", restarted, ready=True)
@@ -251,12 +251,12 @@ def test_a_container_that_was_restarted_says_how_it_ended() -> None:
     )
 
 
-def test_what_a_server_logged_last_is_not_shown_as_json() -> None:
+def test_json_log_lines_are_not_shown_as_reason() -> None:
     message = 'Traceback (most recent call last):\nOSError: no space\n{"event": "stopped", "level": "info"}\n'
     assert explain_exit(1, "Error", "predictor", "predictor", message) == "exit code 1: OSError: no space"
 
 
-def test_a_pod_that_waits_for_a_claim_says_why_the_claim_waits() -> None:
+def test_pod_waiting_for_a_claim_shows_why_the_claim_is_pending() -> None:
     claim = item("v1", "PersistentVolumeClaim", "ads-data", "storage", spec={}, status={"phase": "Pending"})
     unbound = {
         "type": "PodScheduled",
@@ -266,12 +266,12 @@ def test_a_pod_that_waits_for_a_claim_says_why_the_claim_waits() -> None:
     made = pod("p", "predictor", "Pending", conditions=[unbound])
     made["spec"]["volumes"] = [{"name": "data", "persistentVolumeClaim": {"claimName": "ads-data"}}]
     events = [event("ads-data", "ProvisioningFailed", "no class fast", kind="PersistentVolumeClaim")]
-    state, why = told(made, claim, events=events)
+    state, why = result(made, claim, events=events)
     assert state == "waiting"
     assert why.endswith("; claim ads-data: ProvisioningFailed: no class fast")
 
 
-def test_a_job_that_is_done_is_done() -> None:
+def test_finished_job_is_done() -> None:
     made = {**job(), "status": {"conditions": [{"type": "Complete", "status": "True"}], "succeeded": 1}}
     role = the_role(summary(made, pod("p", "pipeline", "Succeeded")), "pipeline")
     assert (role["state"], role["ready"], role["desired"]) == ("done", 1, 1)
@@ -326,16 +326,14 @@ def test_a_job_that_is_done_is_done() -> None:
         ("argoproj.io/v1alpha1", "CronWorkflow", {"active": [{}]}, "running", ""),
     ],
 )
-def test_every_kind_of_workload_tells_its_state(
-    api: str, kind: str, status: Any, state: str, words: str
-) -> None:
+def test_state_of_every_kind_of_workload(api: str, kind: str, status: Any, state: str, words: str) -> None:
     spec = {"minAvailable": 3, "schedule": "0 3 * * *"}
     found, why = workload_state(item(api, kind, "ads-x", "pipeline", spec=spec, status=status))
     assert found == state
     assert words in why if words else why == ""
 
 
-def test_the_tasks_of_a_volcano_job_are_roles_of_their_own() -> None:
+def test_tasks_of_a_volcano_job_are_separate_roles() -> None:
     tasks = [
         {"name": "head", "replicas": 1, "template": template("ray-head")},
         {"name": "worker", "replicas": 3, "template": template("ray-worker")},
@@ -353,7 +351,7 @@ def test_the_tasks_of_a_volcano_job_are_roles_of_their_own() -> None:
     assert the_role(found, "ray-worker")["state"] == "waiting"
 
 
-def test_the_groups_of_a_ray_job_are_roles_of_their_own() -> None:
+def test_groups_of_a_ray_job_are_separate_roles() -> None:
     cluster = {
         "headGroupSpec": {"template": template("ray-head")},
         "workerGroupSpecs": [{"replicas": 2, "template": template("ray-worker")}],
@@ -367,7 +365,7 @@ def test_the_groups_of_a_ray_job_are_roles_of_their_own() -> None:
     }
 
 
-def test_a_schedule_that_waits_for_its_time_is_no_trouble_unless_its_last_run_failed() -> None:
+def test_idle_schedule_is_failed_only_if_its_last_run_failed() -> None:
     cron = item("batch/v1", "CronJob", "ads-pipeline", "pipeline", spec={"schedule": "0 3 * * *"})
     done = pod("ads-pipeline-1", "pipeline", "Succeeded")
     bad = pod("ads-pipeline-2", "pipeline", "Failed", container("pipeline", terminated={"exitCode": 4}))
@@ -387,8 +385,8 @@ def service(**spec: Any) -> dict[str, Any]:
 
 
 def node(**addresses: str) -> dict[str, Any]:
-    told = [{"type": kind, "address": address} for kind, address in addresses.items()]
-    return {"apiVersion": "v1", "kind": "Node", "metadata": {"name": "n"}, "status": {"addresses": told}}
+    result = [{"type": kind, "address": address} for kind, address in addresses.items()]
+    return {"apiVersion": "v1", "kind": "Node", "metadata": {"name": "n"}, "status": {"addresses": result}}
 
 
 @pytest.mark.parametrize(
@@ -414,11 +412,11 @@ def node(**addresses: str) -> dict[str, Any]:
         ),
     ],
 )
-def test_endpoints_are_addresses_that_can_be_asked(objects: list[Any], addresses: list[str]) -> None:
+def test_endpoints_are_reachable_addresses(objects: list[Any], addresses: list[str]) -> None:
     assert [one["addresses"] for one in summary(*objects)["endpoints"]] == [addresses]
 
 
-def test_knative_tells_its_url_and_headless_services_are_no_endpoints() -> None:
+def test_knative_url_is_an_endpoint_and_headless_services_are_not() -> None:
     made = item("serving.knative.dev/v1", "Service", "ads-predictor", "predictor", spec={})
     made["status"] = {"url": "http://ads-predictor.shop.test"}
     found = summary(made, service(clusterIP="None"))["endpoints"]
@@ -427,7 +425,7 @@ def test_knative_tells_its_url_and_headless_services_are_no_endpoints() -> None:
     ]
 
 
-def test_the_last_errors_are_those_about_us_each_once() -> None:
+def test_last_errors_are_about_this_deployment_and_deduplicated() -> None:
     events = [
         event("ads-predictor-1", "BackOff", "second", at="2026-11-16T10:02:00Z"),
         event("ads-predictor-1", "BackOff", "first", at="2026-11-16T10:01:00Z"),
@@ -442,7 +440,7 @@ def errors(*objects: dict[str, Any], events: Any) -> list[str]:
     return [one["reason"] for one in summary(*objects, events=events)["errors"]]
 
 
-def test_probes_that_failed_before_a_pod_was_ready_are_no_errors() -> None:
+def test_failed_probes_before_readiness_are_not_errors() -> None:
     one = pod("p-1", "predictor", "Running", container("predictor", **RUNNING), since="2026-11-16T10:01:00Z")
     slow = [event("p-1", "Unhealthy", "Startup probe failed", at="2026-11-16T10:00:40Z")]
     assert errors(predictors(0), one, events=slow) == ["Unhealthy"]
@@ -452,7 +450,7 @@ def test_probes_that_failed_before_a_pod_was_ready_are_no_errors() -> None:
     assert errors(predictors(1), one, events=[*slow, *later]) == ["Unhealthy"]
 
 
-def test_what_is_gone_is_no_error_of_a_role_that_is_well() -> None:
+def test_warnings_about_deleted_pods_of_a_healthy_role_are_not_errors() -> None:
     gone = [
         event("ads-predictor-5f-x", "Unhealthy", "Readiness probe failed"),
         event("ads-predictor-5f", "FailedCreate", "exceeded quota", kind="ReplicaSet"),
@@ -464,7 +462,7 @@ def test_what_is_gone_is_no_error_of_a_role_that_is_well() -> None:
     assert errors({**made, "status": {}}, events=gone) == ["Unhealthy", "FailedCreate"]
 
 
-def test_a_pipeline_that_is_done_has_no_errors_of_its_tries() -> None:
+def test_finished_pipeline_shows_no_errors_of_its_attempts() -> None:
     done = {**job(), "status": {"conditions": [{"type": "Complete", "status": "True"}]}}
     failed = pod("ads-pipeline-a", "pipeline", "Failed", container("pipeline", terminated={"exitCode": 1}))
     tried = [event("ads-pipeline-a", "BackOff", "again"), event("ads-pipeline", "Slow", "x", kind="Job")]
@@ -479,7 +477,7 @@ def look(kube: Kube) -> dict[str, Any]:
     return summarize(fetch_status(kube, name="ads", namespace="shop", metrics_port=8502, tls=False))
 
 
-def test_a_cluster_is_summed_up(cluster: ApiServer, kube: Kube) -> None:
+def test_status_of_a_cluster_is_summarized(cluster: ApiServer, kube: Kube) -> None:
     cluster.put(predictors(2))
     for name in ("p-1", "p-2"):
         cluster.put(pod(name, "predictor", "Running", container("predictor", **RUNNING), ready=True))
@@ -500,7 +498,7 @@ def test_a_cluster_is_summed_up(cluster: ApiServer, kube: Kube) -> None:
     assert [one["pod"] for one in the_role(found, "predictor")["pods"]] == ["p-1", "p-2"]
 
 
-def test_a_predictor_that_asks_for_a_token_still_tells_its_version(bare: ApiServer, kube: Kube) -> None:
+def test_version_of_a_predictor_with_a_token_is_shown(bare: ApiServer, kube: Kube) -> None:
     bare.put(predictors(2))
     for name in ("p-1", "p-2"):
         bare.put(pod(name, "predictor", "Running", container("predictor", **RUNNING), ready=name == "p-1"))
@@ -512,7 +510,7 @@ def test_a_predictor_that_asks_for_a_token_still_tells_its_version(bare: ApiServ
     assert pods == {"p-1": (12, None), "p-2": (None, "no version yet")}
 
 
-def test_a_pod_that_does_not_listen_yet_is_told_in_words(bare: ApiServer, kube: Kube) -> None:
+def test_pod_that_does_not_listen_yet_is_explained(bare: ApiServer, kube: Kube) -> None:
     bare.put(predictors(1))
     bare.put(pod("p-1", "predictor", "Running", container("predictor", **RUNNING)))
     bare.put(pod("p-2", "predictor", "Running", container("predictor", **RUNNING), ready=True))
@@ -524,7 +522,7 @@ def test_a_pod_that_does_not_listen_yet_is_told_in_words(bare: ApiServer, kube: 
     assert role["why"] == "not ready; not reachable yet"
 
 
-def test_a_user_who_may_not_reach_pods_hears_it_once(bare: ApiServer, kube: Kube) -> None:
+def test_forbidden_pod_proxy_is_noted_once(bare: ApiServer, kube: Kube) -> None:
     bare.put(predictors(2))
     for name in ("p-1", "p-2"):
         bare.put(pod(name, "predictor", "Running", container("predictor", **RUNNING), ready=True))
@@ -537,7 +535,7 @@ def test_a_user_who_may_not_reach_pods_hears_it_once(bare: ApiServer, kube: Kube
 SCALER = ("autoscaling/v2", "HorizontalPodAutoscaler", "ads-predictor", "predictor")
 
 
-def test_an_autoscaler_without_a_metrics_server_is_one_plain_note(bare: ApiServer, kube: Kube) -> None:
+def test_missing_metrics_server_is_one_note(bare: ApiServer, kube: Kube) -> None:
     bare.put(item(*SCALER, status={"conditions": [{"type": "ScalingActive", "status": "False"}]}))
     for reason in ("FailedGetResourceMetric", "FailedComputeMetricsReplicas"):
         words = "unable to get metrics: the server could not find the requested resource (get pods.metrics.k8s.io)"
@@ -551,7 +549,7 @@ def test_an_autoscaler_without_a_metrics_server_is_one_plain_note(bare: ApiServe
     assert len(found["errors"]) == 2 and found["notes"] == []
 
 
-def test_an_autoscaler_that_scales_by_now_has_no_errors(bare: ApiServer, kube: Kube) -> None:
+def test_active_autoscaler_has_no_errors(bare: ApiServer, kube: Kube) -> None:
     bare.kinds["metrics.k8s.io/v1beta1"] = {"PodMetrics": ("pods", True)}
     active = {"type": "ScalingActive", "status": "True", "lastTransitionTime": "2026-11-16T10:05:00Z"}
     bare.put(item(*SCALER, status={"conditions": [active]}))
@@ -560,7 +558,7 @@ def test_an_autoscaler_that_scales_by_now_has_no_errors(bare: ApiServer, kube: K
 
 
 @pytest.mark.parametrize(("plural", "words"), [("nodes", "list nodes"), ("events", "list events")])
-def test_what_may_not_be_read_is_a_note(bare: ApiServer, kube: Kube, plural: str, words: str) -> None:
+def test_forbidden_kinds_are_notes(bare: ApiServer, kube: Kube, plural: str, words: str) -> None:
     bare.put(service(type="NodePort"))
     bare.faults.append(Fault("list", plural))
     found = look(kube)

@@ -1,4 +1,4 @@
-"""Ray's pods are there while a pipeline runs: the container beside it asks for them, and lets them go with it."""
+"""Ray runs while a pipeline does: its sidecar scales Ray up and down."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ SIZES = ("ads-ray-head=1", "ads-ray-worker=3")
 
 @pytest.fixture
 def hold(bare: ApiServer, tmp_path: Path) -> Iterator[Holder]:
-    """The container's command as a process, with the API of the test."""
+    """The container's command as a process, with the test's API server."""
     started: list[subprocess.Popen[str]] = []
 
     def start(*sizes: str) -> subprocess.Popen[str]:
@@ -72,10 +72,8 @@ def ended(process: subprocess.Popen[str]) -> tuple[int, str]:
     return process.returncode, said
 
 
-def test_ray_is_asked_for_and_let_go_when_the_container_is_ended(
-    bare: ApiServer, hold: Holder, tmp_path: Path
-) -> None:
-    stateful(bare, "ads-ray-head", 1)  # as a new StatefulSet without a number has it
+def test_ray_is_scaled_up_and_down_again_on_sigterm(bare: ApiServer, hold: Holder, tmp_path: Path) -> None:
+    stateful(bare, "ads-ray-head", 1)  # the default of a new StatefulSet
     stateful(bare, "ads-ray-worker", 0)
     process = hold()
     until((tmp_path / "mark").exists)
@@ -90,7 +88,7 @@ def test_ray_is_asked_for_and_let_go_when_the_container_is_ended(
     ]
 
 
-def test_pods_of_the_run_before_are_let_go_to_their_end_first(
+def test_scale_up_waits_for_terminating_pods_of_the_previous_run(
     bare: ApiServer, hold: Holder, tmp_path: Path
 ) -> None:
     before = stateful(bare, "ads-ray-head", 0, there=1)
@@ -105,7 +103,7 @@ def test_pods_of_the_run_before_are_let_go_to_their_end_first(
     assert "pods of the previous run are terminating" in ended(process)[1]
 
 
-def test_a_connection_that_is_cut_at_the_end_is_tried_again(
+def test_scale_down_is_retried_after_a_closed_connection(
     bare: ApiServer, hold: Holder, tmp_path: Path
 ) -> None:
     stateful(bare, "ads-ray-head", 1)
@@ -117,9 +115,7 @@ def test_a_connection_that_is_cut_at_the_end_is_tried_again(
     assert replicas(bare) == [0, 0]
 
 
-def test_a_deployment_that_is_deleted_meanwhile_ends_it_well(
-    bare: ApiServer, hold: Holder, tmp_path: Path
-) -> None:
+def test_scale_down_accepts_a_deleted_deployment(bare: ApiServer, hold: Holder, tmp_path: Path) -> None:
     stateful(bare, "ads-ray-head", 1)
     stateful(bare, "ads-ray-worker", 3)
     process = hold()
@@ -129,7 +125,7 @@ def test_a_deployment_that_is_deleted_meanwhile_ends_it_well(
     assert ended(process)[0] == 0
 
 
-def test_the_steps_of_a_workflow_ask_and_let_go_one_after_the_other(bare: ApiServer, hold: Holder) -> None:
+def test_workflow_steps_scale_up_and_down_separately(bare: ApiServer, hold: Holder) -> None:
     stateful(bare, "ads-ray-head", 1)
     stateful(bare, "ads-ray-worker", 0)
     for only, sizes in (("ask", [1, 3]), ("release", [0, 0])):
@@ -139,7 +135,7 @@ def test_the_steps_of_a_workflow_ask_and_let_go_one_after_the_other(bare: ApiSer
         assert replicas(bare) == sizes
 
 
-def test_without_the_right_to_it_the_reason_is_said(bare: ApiServer, hold: Holder, tmp_path: Path) -> None:
+def test_missing_scale_permission_is_reported(bare: ApiServer, hold: Holder, tmp_path: Path) -> None:
     stateful(bare, "ads-ray-head", 0)
     bare.faults.append(Fault("patch", "statefulsets/scale"))
     process = hold()
@@ -153,7 +149,7 @@ def test_without_the_right_to_it_the_reason_is_said(bare: ApiServer, hold: Holde
 
 
 def held(*rounds: Callable[[], None]) -> tuple[list[str], Callable[[float], bool]]:
-    """What is said, and a wait in each of whose rounds something happens; after the last it is time to end."""
+    """The log, and a stop check that runs one action per round and stops after the last."""
     left = list(rounds)
 
     def stopped(seconds: float) -> bool:
@@ -168,7 +164,7 @@ def held(*rounds: Callable[[], None]) -> tuple[list[str], Callable[[float], bool
 WANTED = {"ads-ray-head": 1, "ads-ray-worker": 3}
 
 
-def test_ray_that_a_pipeline_before_lets_go_late_is_asked_for_again(bare: ApiServer) -> None:
+def test_ray_scaled_down_late_by_an_earlier_pipeline_is_scaled_up_again(bare: ApiServer) -> None:
     stateful(bare, "ads-ray-head", 1)
     stateful(bare, "ads-ray-worker", 3)
 
@@ -181,7 +177,7 @@ def test_ray_that_a_pipeline_before_lets_go_late_is_asked_for_again(bare: ApiSer
     assert said == ["ads-ray-head: scaled to 1", "ads-ray-worker: scaled to 3"]
 
 
-def test_nothing_is_written_or_said_while_ray_has_its_size(bare: ApiServer) -> None:
+def test_nothing_is_patched_or_logged_while_ray_has_its_size(bare: ApiServer) -> None:
     stateful(bare, "ads-ray-head", 1)
     stateful(bare, "ads-ray-worker", 3)
     said, stopped = held(lambda: None, lambda: None)
@@ -189,7 +185,7 @@ def test_nothing_is_written_or_said_while_ray_has_its_size(bare: ApiServer) -> N
     assert said == [] and bare.writes == []
 
 
-def test_an_api_that_is_away_is_said_once_and_looked_at_again(bare: ApiServer) -> None:
+def test_unreachable_api_is_logged_once_and_retried(bare: ApiServer) -> None:
     stateful(bare, "ads-ray-head", 0)
     stateful(bare, "ads-ray-worker", 3)
     bare.faults.append(Fault("get", "statefulsets/scale", 503, "overloaded", times=2))
@@ -199,7 +195,7 @@ def test_an_api_that_is_away_is_said_once_and_looked_at_again(bare: ApiServer) -
     assert [line.endswith("Trying again.") for line in said] == [True, False]
 
 
-def test_the_container_goes_on_holding_ray_until_it_is_ended(
+def test_sidecar_keeps_ray_scaled_until_it_is_terminated(
     bare: ApiServer, hold: Holder, tmp_path: Path
 ) -> None:
     stateful(bare, "ads-ray-head", 1)
@@ -216,7 +212,7 @@ def test_the_container_goes_on_holding_ray_until_it_is_ended(
 
 
 @pytest.mark.parametrize("status", [409, 429, 500, 503])
-def test_a_busy_api_is_asked_again_to_let_ray_go(
+def test_scale_down_is_retried_while_the_api_is_busy(
     bare: ApiServer, monkeypatch: pytest.MonkeyPatch, status: int
 ) -> None:
     monkeypatch.setattr("clickline.deploy.ray_lifecycle._POLL_SECONDS", 0.01)
@@ -228,7 +224,7 @@ def test_a_busy_api_is_asked_again_to_let_ray_go(
 
 
 @pytest.mark.parametrize(("status", "bound"), [(503, 0.05), (403, 300.0)], ids=["busy", "forbidden"])
-def test_letting_go_has_an_end_and_names_what_keeps_its_pods(
+def test_scale_down_times_out_and_names_sets_that_keep_their_pods(
     bare: ApiServer, monkeypatch: pytest.MonkeyPatch, status: int, bound: float
 ) -> None:
     monkeypatch.setattr("clickline.deploy.ray_lifecycle._POLL_SECONDS", 0.01)
@@ -263,34 +259,30 @@ def run(kube: Kube, objects: list[dict[str, Any]]) -> ApplyResult:
     return apply(kube, objects, name="ads", namespace="shop", prune=False, progress=Progress())
 
 
-def test_an_apply_leaves_ray_as_large_as_the_pipeline_wants_it(
+def test_apply_does_not_undo_the_scaling_of_the_pipeline(
     bare: ApiServer, kube: Kube, objects: list[dict[str, Any]]
 ) -> None:
     run(kube, objects)
     assert replicas(bare) == [1, 1]
     for size in (3, 0):
         for name in ("ads-ray-head", "ads-ray-worker"):
-            found = bare.one("StatefulSet", name)
-            assert found is not None
-            kube.patch(found, {"spec": {"replicas": size}}, subresource="scale")
+            kube.set_scale(name, "shop", size)
         assert run(kube, objects).changed == []
         assert replicas(bare) == [size, size]
 
 
-def test_ray_of_a_schedule_is_not_there_before_its_first_run(
+def test_scheduled_ray_has_no_pods_before_the_first_run(
     bare: ApiServer, kube: Kube, nightly: list[dict[str, Any]]
 ) -> None:
     run(kube, nightly)
     assert replicas(bare) == [0, 0]
     for name in ("ads-ray-head", "ads-ray-worker"):
-        found = bare.one("StatefulSet", name)
-        assert found is not None
-        kube.patch(found, {"spec": {"replicas": 2}}, subresource="scale")
+        kube.set_scale(name, "shop", 2)
     assert run(kube, nightly).changed == []
     assert replicas(bare) == [2, 2]
 
 
-def test_ray_that_was_let_go_is_done_and_not_waited_for(
+def test_ray_scaled_to_zero_counts_as_done(
     bare: ApiServer, kube: Kube, objects: list[dict[str, Any]]
 ) -> None:
     run(kube, objects)
@@ -299,5 +291,5 @@ def test_ray_that_was_let_go_is_done_and_not_waited_for(
         assert found is not None
         found["spec"]["replicas"] = 0
     document = summarize(fetch_status(kube, name="ads", namespace="shop", metrics_port=8502, tls=False))
-    told = {one["role"]: (one["state"], one["ready"], one["desired"]) for one in document["roles"]}
-    assert told["ray-head"] == told["ray-worker"] == ("done", 0, 0)
+    result = {one["role"]: (one["state"], one["ready"], one["desired"]) for one in document["roles"]}
+    assert result["ray-head"] == result["ray-worker"] == ("done", 0, 0)

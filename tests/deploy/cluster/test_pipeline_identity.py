@@ -1,5 +1,4 @@
-"""What makes the pipeline another one, and who runs it: a change of serving does not train again, and there is never a
-second pipeline beside the first."""
+"""When a pipeline is replaced: a change of serving does not train again, and there are never two pipelines."""
 
 from __future__ import annotations
 
@@ -28,7 +27,7 @@ NIGHTLY = "deploy.workflow.schedule=0 3 * * *"
 ARGO = "deploy.workflow.kind=argo"
 ACTIVE = {"name": "ads-pipeline-1"}
 STOP = """--type merge --patch '{"spec": {"shutdown": "Stop"}}'"""
-"""Of a Workflow: its exit handler runs, and lets Ray go; deleted, it would not."""
+"""Stops a Workflow: its exit handler runs and scales Ray down, which a deletion would prevent."""
 FOLLOW = "deploy.workflow.follow=true"
 
 
@@ -52,7 +51,7 @@ def refused(kube: Kube, api: ApiServer, folder: Path, *overrides: str) -> str:
 
 
 def pipelines(api: ApiServer) -> list[str]:
-    """What there is that train into `home`."""
+    """The objects that train into `home`."""
     kinds = ("Job", "CronJob", "Workflow", "CronWorkflow")
     learners = [f"Deployment {name}" for name in api.names("Deployment") if name == "ads-trainer"]
     return [f"{kind} {name}" for kind in kinds for name in api.names(kind)] + learners
@@ -77,7 +76,7 @@ SECURED = (
 
 
 @pytest.mark.parametrize("status", [DONE, RUNS], ids=["done", "running"])
-def test_a_change_of_serving_leaves_the_pipeline_as_it_is(
+def test_change_of_serving_does_not_change_the_pipeline(
     bare: ApiServer, kube: Kube, folder: Path, status: dict[str, Any]
 ) -> None:
     run(kube, folder)
@@ -95,13 +94,13 @@ def test_a_change_of_serving_leaves_the_pipeline_as_it_is(
         assert "Job ads-pipeline" in done.unchanged and not done.failed, change
 
 
-def test_predictors_roll_when_serving_changes(bare: ApiServer, kube: Kube, folder: Path) -> None:
+def test_change_of_serving_rolls_the_predictors(bare: ApiServer, kube: Kube, folder: Path) -> None:
     run(kube, folder)
     assert "Deployment ads-predictor" in run(kube, folder, "serve.max_rows=500").changed
 
 
 @pytest.mark.parametrize("change", ["train.epochs=3", "gate.auc=0.7", "deploy.image=clickline:9"])
-def test_a_change_of_what_is_learned_or_judged_makes_the_pipeline_anew(
+def test_change_of_training_or_gate_replaces_the_pipeline(
     bare: ApiServer, kube: Kube, folder: Path, change: str
 ) -> None:
     run(kube, folder)
@@ -109,8 +108,10 @@ def test_a_change_of_what_is_learned_or_judged_makes_the_pipeline_anew(
     assert run(kube, folder, change).replaced == ["Job ads-pipeline"]
 
 
-def test_whose_signatures_count_is_part_of_the_pipeline(bare: ApiServer, kube: Kube, folder: Path) -> None:
-    mounted = "deploy.secrets.files={keys.pem: keys/pem}"  # by both, so that the mount is not what differs
+def test_trusted_keys_are_part_of_the_pipeline(bare: ApiServer, kube: Kube, folder: Path) -> None:
+    mounted = (
+        "deploy.secrets.files={keys.pem: keys/pem}"  # mounted in both, so that the mount makes no difference
+    )
     bare.namespace("shop", labels("access"))
     bare.put({"apiVersion": "v1", "kind": "Secret", "metadata": {"name": "keys", "namespace": "shop"}})
     run(kube, folder, mounted)
@@ -119,7 +120,7 @@ def test_whose_signatures_count_is_part_of_the_pipeline(bare: ApiServer, kube: K
 
 
 @pytest.mark.parametrize("change", SECURED[:2], ids=["token", "tls"])
-def test_those_who_serve_or_ask_servers_have_the_files_of_a_server_and_nobody_else(
+def test_server_certificate_and_token_are_mounted_only_where_needed(
     folder: Path, change: tuple[str, ...]
 ) -> None:
     made = render(folder / "clickline.yaml", [ARGO, *change]).objects
@@ -137,7 +138,7 @@ def test_those_who_serve_or_ask_servers_have_the_files_of_a_server_and_nobody_el
 
 
 @pytest.mark.parametrize("new", [NIGHTLY, ARGO, FOLLOW], ids=["schedule", "argo", "follow"])
-def test_a_job_that_runs_is_not_given_a_second_pipeline(
+def test_running_job_prevents_a_second_pipeline(
     cluster: ApiServer, kube: Kube, folder: Path, new: str
 ) -> None:
     run(kube, folder)
@@ -158,7 +159,7 @@ def test_a_job_that_runs_is_not_given_a_second_pipeline(
     ],
     ids=["schedule", "argo", "argo at times", "follow"],
 )
-def test_a_job_that_is_done_gives_way_and_comes_back(
+def test_finished_job_is_replaced_by_another_kind_and_back(
     cluster: ApiServer, kube: Kube, folder: Path, new: tuple[str, ...], expected: str
 ) -> None:
     run(kube, folder)
@@ -182,7 +183,7 @@ def test_a_job_that_is_done_gives_way_and_comes_back(
         ("Workflow", (ARGO,), {"phase": "Running"}, f"patch workflow ads-pipeline {STOP}"),
     ],
 )
-def test_a_run_under_way_keeps_its_kind_until_it_is_over(
+def test_active_run_prevents_a_change_of_kind(
     cluster: ApiServer,
     kube: Kube,
     folder: Path,
@@ -200,22 +201,24 @@ def test_a_run_under_way_keeps_its_kind_until_it_is_over(
 
 
 @pytest.mark.parametrize("new", [(), (FOLLOW,)], ids=["job", "trainer"])
-def test_a_pod_of_the_run_before_has_ended_before_the_next_pipeline_is_made(
+def test_apply_waits_for_terminating_pods_of_the_previous_run(
     bare: ApiServer, kube: Kube, folder: Path, new: tuple[str, ...]
 ) -> None:
     bare.namespace("shop", labels("access"))
     ending = pod("ads-pipeline-old", "pipeline", "Running", container("pipeline", running={}))
     ending["metadata"]["deletionTimestamp"] = "2026-11-16T11:00:00Z"
     bare.put(ending)
-    bare.linger["ads-pipeline-old"] = 2  # kubectl delete job has left it to end by itself
+    bare.linger["ads-pipeline-old"] = 2  # kubectl delete job does not wait for it
     run(kube, folder, *new)
     assert bare.names("Pod") == []
     assert pipelines(bare) == (["Deployment ads-trainer"] if new else ["Job ads-pipeline"])
 
 
-def test_the_new_pipeline_is_made_when_the_old_one_is_gone(bare: ApiServer, kube: Kube, folder: Path) -> None:
+def test_new_pipeline_is_created_after_the_old_one_is_deleted(
+    bare: ApiServer, kube: Kube, folder: Path
+) -> None:
     run(kube, folder, FOLLOW)
-    bare.linger["ads-trainer"] = 2  # its pod takes its time to end
+    bare.linger["ads-trainer"] = 2  # its pod takes a while to terminate
     bare.writes.clear()
     run(kube, folder)
     assert bare.writes.index(("delete", "Deployment", "ads-trainer")) == 0

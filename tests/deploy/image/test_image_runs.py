@@ -1,4 +1,4 @@
-"""The image without a container engine: built by its script, run as a pod would run it."""
+"""The image without a container engine: built by its script, run like a pod."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[3]
-PYTHON = "/usr/bin/python3.11"  # one that every user may run; the tests' own may lie in somebody's home
+PYTHON = "/usr/bin/python3.11"  # one that every user may run; the tests' own may be in a home folder
 
 pytestmark = [
     pytest.mark.faults,  # a quarter of an hour, most of it installing and compiling
@@ -40,7 +40,7 @@ for protocol in grpc http v2-grpc v2-http elasticctr; do
 done
 kill $served
 wait $served
-echo "stored anew:"
+echo "newly stored:"
 find $NUMBA_CACHE_DIR -name '*.nb?' -newer /tmp/mark
 find $NUMBA_CACHE_DIR -name '*.nb?' | sort | comm -13 /tmp/before -
 """
@@ -100,12 +100,12 @@ def in_pod(image: Path, *command: str) -> str:
     return done.stdout
 
 
-def test_the_commands_are_there_for_any_user(image: Path):
+def test_commands_work_for_any_user(image: Path):
     assert in_pod(image, "clickline", "--version").startswith("clickline ")
     assert in_pod(image, "ray", "--version").startswith("ray, version ")
 
 
-def test_its_root_is_read_only_and_its_user_has_no_name(image: Path):
+def test_container_has_a_read_only_root_and_a_user_without_a_name(image: Path):
     said = in_pod(
         image, "bash", "-c", f"whoami 2>&1; touch /etc/x {image}/venv/x 2>&1; touch /tmp/x && echo tmp"
     )
@@ -114,12 +114,12 @@ def test_its_root_is_read_only_and_its_user_has_no_name(image: Path):
     )
 
 
-def test_logs_become_answers_and_no_kernel_is_compiled_anew(image: Path):
+def test_pipeline_runs_in_the_image_without_compiling_kernels(image: Path):
     said = in_pod(image, "bash", "-c", PIPELINE)
     assert said.count("requests    20 over 1 connection") == 5
-    assert said.endswith("stored anew:\n"), said[-3000:]
+    assert said.endswith("newly stored:\n"), said[-3000:]
 
 
-def test_what_kuberay_runs_in_it_works(image: Path):
+def test_commands_that_kuberay_runs_work_in_the_image(image: Path):
     said = in_pod(image, "bash", "-c", KUBERAY.format(image=image))
     assert "Job 'one' succeeded" in said

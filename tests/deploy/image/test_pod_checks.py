@@ -1,4 +1,4 @@
-"""The first container of a pod: real files, a real foreign user, a real read-only mount."""
+"""The init container of every pod: real files, a real foreign user, a real read-only mount."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ import pytest
 from clickline.deploy.init_container import check_pod
 from clickline.errors import ClicklineError, StorageError
 
-STRANGER = 1_234_567  # a user id that no passwd knows
+STRANGER = 1_234_567  # a user id that is not in /etc/passwd
 needs_root = pytest.mark.skipif(os.getuid() != 0, reason="only root can become another user or mount")
 
 
 @pytest.fixture
 def open_folder() -> Iterator[Path]:
-    """A folder that every user reaches; pytest's own are for their owner alone."""
+    """A folder that every user can reach; only their owner can reach pytest's own."""
     with tempfile.TemporaryDirectory() as name:
         Path(name).chmod(0o755)
         yield Path(name)
@@ -38,7 +38,7 @@ def image_of_kernels(folder: Path) -> Path:
 
 
 def as_stranger(call: str, group: int = STRANGER) -> str:
-    """What the call says when another user makes it; one that may not even read the interpreter, which is loaded before."""
+    """The error of a call by another user, who may not even read the interpreter, which is loaded before."""
     return in_child(f"os.setgroups([]); os.setgid({group}); os.setuid({STRANGER})", call)
 
 
@@ -56,17 +56,17 @@ def in_child(before: str, call: str) -> str:
     return subprocess.run(command, capture_output=True, text=True, check=True, timeout=60).stdout
 
 
-def test_directories_are_made_and_their_room_is_told_and_nothing_is_left_in_them(tmp_path: Path):
+def test_directories_are_created_and_free_space_reported_without_leftovers(tmp_path: Path):
     there, new = tmp_path / "there", tmp_path / "a" / "b"
     there.mkdir()
-    told = check_pod([there, new])
-    assert [line.split(":")[0] for line in told] == [str(there), str(new)]
-    assert all(line.endswith("B free") and "writable" in line for line in told)
+    result = check_pod([there, new])
+    assert [line.split(":")[0] for line in result] == [str(there), str(new)]
+    assert all(line.endswith("B free") and "writable" in line for line in result)
     assert list(there.iterdir()) == list(new.iterdir()) == []
 
 
 @needs_root
-def test_a_directory_of_somebody_else_is_named_with_owner_mode_user_and_remedy(open_folder: Path):
+def test_unwritable_directory_is_reported_with_owner_mode_user_and_remedy(open_folder: Path):
     owned = open_folder / "data"
     owned.mkdir(mode=0o755)
     os.chown(owned, 501, 502)
@@ -80,7 +80,7 @@ def test_a_directory_of_somebody_else_is_named_with_owner_mode_user_and_remedy(o
 
 
 @needs_root
-def test_a_directory_behind_a_closed_one_is_refused_too(open_folder: Path):
+def test_directory_below_an_unreadable_one_is_reported(open_folder: Path):
     closed = open_folder / "closed"
     closed.mkdir(mode=0o700)
     (closed / "data").mkdir()
@@ -90,7 +90,7 @@ def test_a_directory_behind_a_closed_one_is_refused_too(open_folder: Path):
 
 
 @needs_root
-def test_the_group_of_the_volume_is_enough(open_folder: Path):
+def test_group_permission_on_the_volume_suffices(open_folder: Path):
     volume = open_folder / "volume"
     volume.mkdir()
     os.chown(volume, 0, 777)
@@ -103,7 +103,7 @@ def test_the_group_of_the_volume_is_enough(open_folder: Path):
 
 
 @needs_root
-def test_a_volume_that_is_mounted_read_only_is_said_to_be(tmp_path: Path):
+def test_read_only_mount_is_reported(tmp_path: Path):
     mount = f"subprocess.run(['mount', '-t', 'tmpfs', '-o', 'ro', 'none', {str(tmp_path)!r}], check=True)"
     said = in_child(mount, f"check_pod([Path({str(tmp_path)!r})])")
     assert (
@@ -114,7 +114,7 @@ def test_a_volume_that_is_mounted_read_only_is_said_to_be(tmp_path: Path):
 
 
 @needs_root
-def test_a_full_volume_is_said_to_be_full(tmp_path: Path):
+def test_full_volume_is_reported(tmp_path: Path):
     mount = (
         f"subprocess.run(['mount', '-t', 'tmpfs', '-o', 'size=64k', 'none', {str(tmp_path)!r}], check=True)"
     )
@@ -123,13 +123,13 @@ def test_a_full_volume_is_said_to_be_full(tmp_path: Path):
     assert said.startswith("refused:") and "No space left" in said and "It is full" in said
 
 
-def test_a_file_where_a_directory_should_be_is_refused(tmp_path: Path):
+def test_file_in_place_of_a_directory_is_reported(tmp_path: Path):
     (tmp_path / "data").write_text("a file")
     with pytest.raises(StorageError, match=r"data: File exists; .* Check that the volume is mounted there"):
         check_pod([tmp_path / "data"])
 
 
-def test_kernels_are_copied_whole_and_belong_to_who_runs(tmp_path: Path):
+def test_kernels_are_copied_completely_and_owned_by_the_process_user(tmp_path: Path):
     kernels = image_of_kernels(tmp_path)
     (kernels / "embedding_1" / "index.nbi").chmod(0o444)
     cache = tmp_path / "scratch" / "kernels"
@@ -140,7 +140,7 @@ def test_kernels_are_copied_whole_and_belong_to_who_runs(tmp_path: Path):
     assert [path.name for path in cache.parent.iterdir()] == ["kernels"]
 
 
-def test_kernels_that_are_there_stay_as_they_are(tmp_path: Path):
+def test_existing_kernels_are_kept(tmp_path: Path):
     kernels, cache = image_of_kernels(tmp_path), tmp_path / "scratch" / "kernels"
     check_pod([], kernels=kernels, cache=cache)
     (cache / "embedding_1" / "learned.1.nbc").write_bytes(b"compiled here")
@@ -148,13 +148,13 @@ def test_kernels_that_are_there_stay_as_they_are(tmp_path: Path):
     assert (cache / "embedding_1" / "learned.1.nbc").exists()
 
 
-def test_an_image_without_kernels_says_so_and_goes_on(tmp_path: Path):
+def test_image_without_kernels_is_reported_and_accepted(tmp_path: Path):
     (line,) = check_pod([], kernels=tmp_path / "none", cache=tmp_path / "kernels")
     assert "compiled when first used" in line
     assert list(tmp_path.iterdir()) == []
 
 
-def test_another_container_that_was_faster_is_no_fault(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_concurrent_copy_by_another_container_is_accepted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     kernels, cache = image_of_kernels(tmp_path), tmp_path / "scratch" / "kernels"
     rename = Path.rename
 
@@ -169,9 +169,7 @@ def test_another_container_that_was_faster_is_no_fault(tmp_path: Path, monkeypat
     assert [path.name for path in cache.parent.iterdir()] == ["kernels"]
 
 
-def test_a_copy_that_fails_leaves_nothing_and_names_the_place(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
+def test_failed_copy_leaves_no_files_and_names_the_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     kernels, cache = image_of_kernels(tmp_path), tmp_path / "scratch" / "kernels"
 
     def full(self: Path, target: Path) -> Path:
@@ -183,7 +181,7 @@ def test_a_copy_that_fails_leaves_nothing_and_names_the_place(
     assert list(cache.parent.iterdir()) == []
 
 
-def test_the_token_is_made_once_and_never_told(tmp_path: Path):
+def test_token_is_created_once_and_never_printed(tmp_path: Path):
     token = tmp_path / "home" / "ray-token"
     (line,) = check_pod([], token=token)
     made = token.read_text()
@@ -200,7 +198,7 @@ def _make(token: Path, gate: multiprocessing.synchronize.Barrier, seen: multipro
     seen.put(token.read_text())
 
 
-def test_pods_that_make_the_token_at_once_all_get_the_same(tmp_path: Path):
+def test_concurrent_pods_agree_on_one_token(tmp_path: Path):
     spawn = multiprocessing.get_context("spawn")
     gate, seen = spawn.Barrier(6), spawn.Queue()
     pods = [spawn.Process(target=_make, args=(tmp_path / "token", gate, seen)) for _ in range(6)]
@@ -213,14 +211,14 @@ def test_pods_that_make_the_token_at_once_all_get_the_same(tmp_path: Path):
     assert [pod.exitcode for pod in pods] == [0] * 6
 
 
-def test_an_empty_token_file_is_named(tmp_path: Path):
+def test_empty_token_file_is_reported(tmp_path: Path):
     (tmp_path / "token").touch()
     with pytest.raises(StorageError, match=r"token is empty, and must contain Ray's token\. Delete it"):
         check_pod([], token=tmp_path / "token")
 
 
 @needs_root
-def test_a_token_that_may_not_be_read_is_named(open_folder: Path):
+def test_unreadable_token_is_reported(open_folder: Path):
     volume = open_folder / "home"
     volume.mkdir()
     volume.chmod(0o777)
@@ -230,7 +228,7 @@ def test_a_token_that_may_not_be_read_is_named(open_folder: Path):
     assert "belongs to uid 0, gid 0, with mode 0640" in said and "fsGroup" in said
 
 
-def test_a_cpu_that_lacks_what_the_kernels_use_is_refused_before_it_kills(monkeypatch: pytest.MonkeyPatch):
+def test_cpu_without_the_required_features_is_reported(monkeypatch: pytest.MonkeyPatch):
     from llvmlite import binding
 
     monkeypatch.setattr(
@@ -243,7 +241,7 @@ def test_a_cpu_that_lacks_what_the_kernels_use_is_refused_before_it_kills(monkey
     assert check_pod([], cpu="x86-64") == check_pod([], cpu="znver4") == []
 
 
-def test_a_cpu_that_has_it_is_fine():
+def test_cpu_with_the_required_features_is_accepted():
     from llvmlite import binding
 
     if not binding.get_host_cpu_features().get("avx2", False):

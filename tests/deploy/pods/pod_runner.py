@@ -30,7 +30,7 @@ _PROJECT = Path(__file__).parents[3]
 
 
 def missing() -> str | None:
-    """Why pods cannot be run here, if they cannot."""
+    """Why pods cannot run on this machine, or None."""
     if os.geteuid() != 0:
         return "pods are run by root alone, who makes their namespaces"
     tried = subprocess.run(
@@ -43,7 +43,7 @@ def missing() -> str | None:
 
 
 class Pods:
-    """A node with a network: pods come and go, volumes stay."""
+    """A node with a network; volumes outlive pods."""
 
     def __init__(self, folder: Path, objects: list[Object], kernels: Path | None = None) -> None:
         self.folder = folder
@@ -223,7 +223,7 @@ class Pods:
             lines.append(f"mkdir -p $R/opt/kernels; mount --bind {self._kernels} $R/opt/kernels")
         for mount in container["volumeMounts"]:
             lines += self._mount(pod, spec, mount)
-        # After the volumes, because it may lie in a folder that one of them hides.
+        # After the volumes, because one of them may hide its folder.
         lines.append(f"mkdir -p $R{_PROJECT}; mount --bind {_PROJECT} $R{_PROJECT}")
         lines.append(f"mount -o remount,ro,bind $R{_PROJECT}")
         lines += [f"mount --bind {self.folder}/{name} $R/etc/{name}" for name in ("hosts", "resolv.conf")]
@@ -291,17 +291,17 @@ class Pods:
     def _write_hosts(self) -> None:
         lines = ["127.0.0.1 localhost", *(f"{address} {name}" for name, address in self._addresses.items())]
         (self.folder / "hosts").write_text("\n".join(lines) + "\n")
-        # Nobody answers there, and that at once: other name servers are out of reach, which takes longer to find out.
+        # It fails at once: other name servers cannot be reached, which takes longer to detect.
         (self.folder / "resolv.conf").write_text("nameserver 127.0.0.1\n")
 
 
 def _first_inside(process: subprocess.Popen[bytes]) -> int:
-    """The process that is number 1 in a container; with it all others there end."""
+    """Process 1 of a container; all others end with it."""
     return int(Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()[0])
 
 
 def _kill(process: subprocess.Popen[bytes]) -> None:
-    """unshare's own --kill-child is forgotten when the process inside becomes another user."""
+    """unshare's own --kill-child is lost when the process inside changes its user."""
     if process.poll() is None:
         with suppress(OSError, IndexError):  # it has just ended
             os.kill(_first_inside(process), signal.SIGKILL)

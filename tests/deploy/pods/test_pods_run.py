@@ -1,6 +1,6 @@
-"""The pods of a rendered deployment really run: a small pipeline on Ray to its end, and predictions from its endpoint.
+"""Runs the pods of a rendered deployment: a complete small pipeline on Ray, and predictions from its endpoint.
 
-Every container's command is run exactly as it stands in the manifests, with a read-only root file system, the user id
+Every container's command is run exactly as in the manifests, with a read-only root file system, the user id
 of the manifest and no capabilities.
 """
 
@@ -24,7 +24,7 @@ from clickline.deploy.render import render
 
 pytestmark = [
     pytest.mark.slow,
-    pytest.mark.timeout(900),  # two cores may be busy with much else
+    pytest.mark.timeout(900),  # a busy machine may be slow
     pytest.mark.skipif(missing() is not None, reason=missing() or ""),
 ]
 
@@ -60,7 +60,7 @@ BY_THE_HOUR = (
 
 @pytest.fixture
 def node(tmp_path: Path) -> Iterator[Callable[..., Pods]]:
-    """A node with the objects of a config, and the pod that fills the data volume."""
+    """A node with the objects of a config, and the data pod."""
     with ExitStack() as ends:
 
         def make(*overrides: str) -> Pods:
@@ -87,18 +87,18 @@ def fill(pods: Pods, *options: str) -> None:
 
 
 def kernels(folder: Path) -> Path:
-    """What the image has in /opt: kernels that are compiled already, as far as other tests did that here."""
+    """The image's /opt: compiled kernels, as far as other tests have compiled them."""
     stored = Path(clickline.__file__).parent / "__pycache__" / "kernels"
     stored.mkdir(parents=True, exist_ok=True)
     shutil.copytree(stored, folder)
     return folder
 
 
-def test_a_pipeline_on_ray_and_its_endpoint(node: Callable[..., Pods]) -> None:
+def test_pipeline_on_ray_and_its_endpoint(node: Callable[..., Pods]) -> None:
     pods = node(*ON_RAY)
     fill(pods, "--rows", "6000")
 
-    # In the order that a cluster happens to start them: none may need another to be there first.
+    # In any order, as on a cluster: none may need another to start first.
     predictor = pods.start("Deployment", "ads-predictor")
     head = pods.start("StatefulSet", "ads-ray-head")
     pods.until_ready(head, "StatefulSet", "ads-ray-head")
@@ -106,8 +106,8 @@ def test_a_pipeline_on_ray_and_its_endpoint(node: Callable[..., Pods]) -> None:
     lookups = [pods.start("StatefulSet", "ads-lookup", index) for index in range(2)]
     pipeline = pods.start("Job", "ads-pipeline")
     assert pods.ended(pipeline, 400) == 0, pods.log(pipeline)
-    told = pods.log(pipeline)
-    assert "publish" in told and "Traceback" not in told
+    result = pods.log(pipeline)
+    assert "publish" in result and "Traceback" not in result
     assert pods.alive(head) and pods.alive(worker)
 
     for index, lookup in enumerate(lookups):
@@ -129,7 +129,7 @@ def ask(address: str, body: object) -> Any:
         return json.load(reply)
 
 
-def test_the_steps_of_a_workflow_a_tracking_server_and_a_predictor_of_knative(
+def test_workflow_steps_tracking_server_and_knative_predictor(
     node: Callable[..., Pods],
 ) -> None:
     pods = node(*BY_OPERATORS)
@@ -139,7 +139,7 @@ def test_the_steps_of_a_workflow_a_tracking_server_and_a_predictor_of_knative(
     steps = {one["name"]: one for one in template["templates"] if "container" in one}
     for name, step in steps.items():
         words = step["container"]["command"]
-        words[:] = [re.sub(r"\{\{=.*\}\}", "0", word) for word in words]  # the first try
+        words[:] = [re.sub(r"\{\{=.*\}\}", "0", word) for word in words]  # the first attempt
         pods.add(f"ads-{name}", {}, {**step, "containers": [step["container"]], "volumes": step["volumes"]})
         pods.objects["Pod", f"ads-{name}"]["spec"]["containers"][0]["name"] = name
 
@@ -163,7 +163,7 @@ def test_the_steps_of_a_workflow_a_tracking_server_and_a_predictor_of_knative(
         assert json.load(reply)["experiment"]["name"] == "ads"
 
 
-def test_a_learner_follows_the_hours(node: Callable[..., Pods]) -> None:
+def test_trainer_follows_new_hours(node: Callable[..., Pods]) -> None:
     pods = node(*BY_THE_HOUR)
     fill(pods, "--rows", "8000", "--hours", "2")
     trainer = pods.start("Deployment", "ads-trainer")
@@ -174,7 +174,7 @@ def test_a_learner_follows_the_hours(node: Callable[..., Pods]) -> None:
     assert pods.stop(predictor) == 0
 
 
-def test_a_volume_of_somebody_else_is_named(node: Callable[..., Pods]) -> None:
+def test_unwritable_volume_is_reported(node: Callable[..., Pods]) -> None:
     pods = node(*ON_RAY)
     claim = pods.folder / "claim-ads-models"
     claim.mkdir(mode=0o755)
@@ -183,10 +183,10 @@ def test_a_volume_of_somebody_else_is_named(node: Callable[..., Pods]) -> None:
     assert "fs_group" in str(caught.value) and "Traceback" not in str(caught.value)
 
 
-def test_the_data_pod_is_not_ready_on_a_volume_that_it_cannot_write(node: Callable[..., Pods]) -> None:
+def test_data_pod_is_not_ready_on_an_unwritable_volume(node: Callable[..., Pods]) -> None:
     pods = node(*ON_RAY)
     claim = pods.folder / "claim-ads-data"
-    claim.mkdir(mode=0o755)  # as the kubelet makes a folder of the node: it belongs to root
+    claim.mkdir(mode=0o755)  # as the kubelet creates a host folder: owned by root
     with pytest.raises(AssertionError, match="/clickline/data: Permission denied") as caught:
         pods.start("Pod", "ads-data")
     assert "chown -R 4711:4712" in str(caught.value) and "Traceback" not in str(caught.value)

@@ -1,6 +1,6 @@
-"""Deployments whose every byte is kept: tests/deploy/render/golden/*.yaml.
+"""Deployments whose rendered files are compared byte by byte: tests/deploy/render/golden/*.yaml.
 
-After a change that is meant: `.venv/bin/python tests/deploy/render/golden.py`, then look at what git says changed.
+After an intended change: `.venv/bin/python tests/deploy/render/golden.py`, then review the diff.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ deploy:
 
 
 def render_text(config: str, *overrides: str) -> Rendered:
-    """What a config of this text comes to, in a folder of its own."""
+    """The rendered deployment of a config text, in a folder of its own."""
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder, "clickline.yaml")
         file.write_text(config)

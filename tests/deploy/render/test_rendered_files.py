@@ -1,4 +1,4 @@
-"""What `deploy render` writes: the same bytes for the same YAML, whole by every schema, and taken by kustomize as it is."""
+"""`deploy render`: the same bytes for the same YAML, valid by every schema, and accepted by kustomize."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def by_name(objects: list[dict[str, Any]]) -> dict[tuple[str, str], dict[str, An
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_every_byte_is_as_it_was(case: str) -> None:
+def test_rendered_files_match_the_golden_files(case: str) -> None:
     assert to_yaml(render_text(CASES[case]).objects) == (GOLDEN / f"{case}.yaml").read_text(), (
         "if this is meant: .venv/bin/python tests/deploy/render/golden.py, and look at the difference"
     )
@@ -39,7 +39,7 @@ def test_every_byte_is_as_it_was(case: str) -> None:
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_every_object_is_whole_and_every_pod_restricted(case: str) -> None:
+def test_golden_objects_match_the_schemas_and_pods_are_restricted(case: str) -> None:
     made = render_text(CASES[case])
     everything = [*made.objects]
     for name, content in made.files.items():
@@ -52,7 +52,7 @@ def test_every_object_is_whole_and_every_pod_restricted(case: str) -> None:
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_kustomize_builds_what_apply_applies(case: str, tmp_path: Path) -> None:
+def test_kustomize_builds_the_objects_that_apply_applies(case: str, tmp_path: Path) -> None:
     if shutil.which("kubectl") is None:
         pytest.skip("kubectl is not installed")
     made = render_text(CASES[case])
@@ -79,8 +79,8 @@ def kustomize(folder: Path) -> str:
     return done.stdout
 
 
-def test_the_pods_config_is_that_of_the_yaml() -> None:
-    """It loads, means the same places, and changes that concern Kubernetes alone do not touch it."""
+def test_config_in_the_pods_equals_the_yaml() -> None:
+    """It loads, names the same paths, and does not change with settings of Kubernetes alone."""
     made = by_name(render_text(CASES["plain-cluster"]).objects)
     written = made["ConfigMap", "ads-config"]["data"]["clickline.yaml"]
     file = Path("/clickline/clickline.yaml")
@@ -105,7 +105,7 @@ def load_config_text(content: str) -> Any:
         return load_config(file.name)
 
 
-def test_own_files_travel_with_the_config(tmp_path: Path) -> None:
+def test_user_files_are_deployed_with_the_config(tmp_path: Path) -> None:
     (tmp_path / "nets").mkdir()
     (tmp_path / "nets" / "mine.py").write_text("network = 1\n")
     (tmp_path / "clickline.yaml").write_text(CASES["smallest"] + "model: {file: nets/mine.py}\n")
@@ -122,7 +122,7 @@ def test_own_files_travel_with_the_config(tmp_path: Path) -> None:
     } in mounts
 
 
-def test_what_an_earlier_render_left_goes_and_other_files_stay(tmp_path: Path) -> None:
+def test_files_of_an_earlier_render_are_removed_and_others_kept(tmp_path: Path) -> None:
     write_files(render_text(CASES["plain-cluster"]).files, tmp_path)
     (tmp_path / "mine.yaml").write_text("kept\n")
     assert (tmp_path / "chosen" / "ray-head.yaml").exists()
@@ -142,27 +142,27 @@ def test_what_an_earlier_render_left_goes_and_other_files_stay(tmp_path: Path) -
         ("serve.token_file=token", "serve.token_file"),
     ],
 )
-def test_wrong_settings_are_named_before_any_cluster_sees_them(setting: str, key: str) -> None:
+def test_config_mistakes_are_reported_without_a_cluster(setting: str, key: str) -> None:
     with pytest.raises(ConfigError) as caught:
         render_text(CASES["smallest"], setting)
     assert key in [mistake.key for mistake in caught.value.mistakes], caught.value
     assert all(mistake.remedy for mistake in caught.value.mistakes)
 
 
-def test_the_data_pod_checks_that_it_can_write_the_logs_volume_before_it_is_ready() -> None:
+def test_data_pod_checks_that_the_data_volume_is_writable() -> None:
     made = documents(render_text(CASES["smallest"]).files["tools/data-pod.yaml"])
     spec = next(one["spec"] for one in made if one["kind"] == "Pod")
     (first,) = spec["initContainers"]
     assert first["command"][-2:] == ["--data", "/clickline/data"]
     assert {"name": "data", "mountPath": "/clickline/data"} in first["volumeMounts"]
-    assert spec["restartPolicy"] == "OnFailure"  # a folder may get another owner meanwhile
+    assert spec["restartPolicy"] == "OnFailure"  # the owner of a folder may change
     without = documents(render_text(CASES["follow-secrets"]).files["tools/data-pod.yaml"])
     spec = next(one["spec"] for one in without if one["kind"] == "Pod")
     assert "--data" not in spec["initContainers"][0]["command"]
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_why_a_container_failed_is_kept_in_its_pods_status(case: str) -> None:
+def test_reason_of_a_failed_container_is_kept_in_the_pod_status(case: str) -> None:
     for spec in pod_specs(render_text(CASES[case]).objects):
         for container in [*spec.get("initContainers", ()), *spec["containers"]]:
             assert container["terminationMessagePolicy"] == "FallbackToLogsOnError"

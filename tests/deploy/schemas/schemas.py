@@ -1,7 +1,7 @@
-"""What an API server would say of our objects, without one: `from deploy_schemas.schemas import …` in any test.
+"""Validates objects as an API server would: `from deploy_schemas.schemas import …` in any test.
 
-Strict: a field that a schema does not know is a problem. Core objects are judged by Kubernetes' own OpenAPI schemas,
-those of operators by their CRDs in ../shared/crds; pods, wherever they stand, also by the restricted standard.
+Strict: a field that a schema does not know is a problem. Core objects are validated by Kubernetes' own OpenAPI schemas,
+those of operators by their CRDs in ../shared/crds; pods, at any depth, also by the restricted standard.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ import yaml
 Object = Mapping[str, Any]
 
 CRDS = Path(__file__).parents[4] / "shared" / "crds"
-# It reads a megabyte of definitions for each object.
+# Each object would need a megabyte of definitions.
 kubernetes_validate.utils.schema_contents = cache(kubernetes_validate.utils.schema_contents)
 _CORE = ("v1", "apps/v1", "batch/v1", "autoscaling/v2", "policy/v1")
 
 
 def problems(one: Object) -> list[str]:
-    """What is wrong with an object and with the pods in it; skips the test where its CRD is not here."""
+    """Problems of an object and its pods; skips the test if its CRD is not available."""
     api = one["apiVersion"]
     core = api in _CORE or api.partition("/")[0].endswith(".k8s.io")
     found = _core_problems(one) if core else _custom_problems(one)
@@ -58,7 +58,7 @@ def _custom_problems(one: Object) -> list[str]:
 
 @cache
 def _crd(group: str, version: str, kind: str) -> jsonschema.Draft202012Validator | None:
-    """Reading one takes seconds, so only the file is read that speaks of it."""
+    """Parsing a schema takes seconds, so only the file that contains the kind is read."""
     for file in sorted(CRDS.rglob("*.yaml")):
         written = file.read_text()
         if f"\n  group: {group}\n" in written and f"\n    kind: {kind}\n" in written:
@@ -72,7 +72,7 @@ def _crd(group: str, version: str, kind: str) -> jsonschema.Draft202012Validator
 
 
 def _strict(schema: Any) -> Any:
-    """A schema of Kubernetes as JSON Schema, where what is not named is not allowed."""
+    """A Kubernetes schema as JSON Schema that rejects unknown fields."""
     if isinstance(schema, list):
         return [_strict(one) for one in schema]
     if not isinstance(schema, dict):
@@ -96,7 +96,7 @@ def _strict(schema: Any) -> Any:
 
 
 def pod_specs(found: Any) -> Iterator[dict[str, Any]]:
-    """Every pod in an object: templates, Argo's steps, objects that a step makes."""
+    """Every pod in an object: templates, Argo's steps, objects that a step creates."""
     if isinstance(found, list):
         for one in found:
             yield from pod_specs(one)
@@ -104,9 +104,7 @@ def pod_specs(found: Any) -> Iterator[dict[str, Any]]:
         if isinstance(found.get("containers"), list):
             yield dict(found)
             return
-        if (
-            "container" in found and "podSpecPatch" in found
-        ):  # a step of Argo, which gives its container a name
+        if "container" in found and "podSpecPatch" in found:  # an Argo step; Argo names its container
             pod = ("initContainers", "volumes", "securityContext", "nodeSelector", "tolerations")
             main = {"name": "main", **found["container"]}
             yield {"containers": [main], **{key: found[key] for key in pod if key in found}}
@@ -118,7 +116,7 @@ def pod_specs(found: Any) -> Iterator[dict[str, Any]]:
 
 
 def commands(found: Any) -> Iterator[list[str]]:
-    """The command line of every container, but for those that an operator writes."""
+    """The command line of every container, except those that an operator sets."""
     for spec in pod_specs(found):
         for container in (*spec.get("initContainers", ()), *spec["containers"]):
             line = [*container.get("command", ()), *container.get("args", ())]
@@ -139,7 +137,7 @@ _VOLUMES = {
 
 
 def restricted_problems(spec: Object) -> list[str]:
-    """What the restricted Pod Security Standard, and our own rule of a read-only root, have against a pod."""
+    """Violations of the restricted Pod Security Standard and of our rule of a read-only root."""
     found = [key for key in ("hostNetwork", "hostPID", "hostIPC") if spec.get(key)]
     for volume in spec.get("volumes", ()):
         found += [

@@ -1,4 +1,4 @@
-"""Plans of deployments as `render` makes them, and the objects that serve, store, track and guard."""
+"""Plans of deployments as `render` creates them, and the objects for serving, storage, tracking and access."""
 
 from __future__ import annotations
 
@@ -8,15 +8,13 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from clickline.config import load_config, resolved
-from clickline.config.deploy_sections import DeploySection
 from clickline.deploy.claims import storage_objects
 from clickline.deploy.knative import knative_service
 from clickline.deploy.mlflow_server import tracking_server
 from clickline.deploy.objects import DeployPlan
-from clickline.deploy.predictors import predictors, serve_overrides
-from clickline.deploy.ray_pods import cluster_overrides
+from clickline.deploy.predictors import predictors
 from clickline.deploy.rbac import access_objects
+from clickline.deploy.render import config_text, pod_config
 
 _CONFIG = "name: ads\ndata: {train: data/train.tsv, eval: data/eval.tsv}\n"
 _TLS = "serve.tls={certificate: tls.crt, key: tls.key, ca: ca.crt}"
@@ -77,33 +75,24 @@ EVERY_WAY = {
 
 
 def plan(*overrides: str, text: str = _CONFIG, files: Mapping[str, str] | None = None) -> DeployPlan:
-    """The config in the pods, with what a cluster sets in it."""
+    """The config in the pods, with the overrides of a cluster."""
     with tempfile.NamedTemporaryFile("w", suffix=".yaml") as file:
         file.write(text)
         file.flush()
 
-        def load(*more: str) -> Any:
-            return load_config(Path(file.name), [*overrides, *more], folder=Path("/clickline"))
-
-        config = load()
-        changes = {
-            "cache.dir": "/cache" if config.deploy.storage.cache else "/scratch/cache",
-            **serve_overrides(config),
-            **cluster_overrides(config),
-        }
-        config = load(*as_overrides(changes))
-    return DeployPlan(config, files or {}, resolved(config.model_copy(update={"deploy": DeploySection()})))
+        config = pod_config(Path(file.name), overrides)
+    return DeployPlan(config, files or {}, config_text(config))
 
 
 def as_overrides(changes: Mapping[str, Any]) -> list[str]:
-    """As the loader reads them."""
+    """Overrides as the config loader reads them."""
     return [
         f"{key}={value if isinstance(value, str) else json.dumps(value)}" for key, value in changes.items()
     ]
 
 
 def objects(one: DeployPlan) -> list[dict[str, Any]]:
-    """Whatever these modules make of it."""
+    """The objects of these modules."""
     serving = knative_service if one.deploy.serving.kind == "knative" else predictors
     tracked = tracking_server(one) if one.deploy.tracking.enabled else []
     return [*access_objects(one), *storage_objects(one), *tracked, *serving(one)]
@@ -117,7 +106,7 @@ def the(kind: str, made: list[dict[str, Any]], name: str | None = None) -> dict[
 
 
 def templates(made: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
-    """Pod templates by the kind and name of what makes the pods."""
+    """Pod templates by kind and name of their workload."""
     return {
         f"{one['kind']}/{one['metadata']['name']}": one["spec"]["template"]
         for one in made
@@ -131,7 +120,7 @@ def containers(template: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
 
 
 def labelled(selector: Mapping[str, Any], labels: Mapping[str, str]) -> bool:
-    """Whether a selector takes what has these labels."""
+    """Whether a selector matches these labels."""
     return all(labels.get(key) == value for key, value in selector.get("matchLabels", {}).items()) and all(
         labels.get(one["key"]) in one["values"] for one in selector.get("matchExpressions", ())
     )

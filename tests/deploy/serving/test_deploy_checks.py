@@ -1,4 +1,4 @@
-"""Settings that cannot work on a cluster are named, each with what to do; those that can are not."""
+"""Settings that cannot work on a cluster are reported with a remedy; valid ones are not."""
 
 from __future__ import annotations
 
@@ -147,7 +147,7 @@ WRONG = {
 
 
 @pytest.mark.parametrize("case", WRONG)
-def test_a_wrong_setting_is_named_with_its_remedy(case: str) -> None:
+def test_config_mistake_is_reported_with_its_remedy(case: str) -> None:
     overrides, key, remedy = WRONG[case]
     (mistake,) = config_mistakes(plan(*overrides))
     assert mistake.key == key
@@ -156,7 +156,7 @@ def test_a_wrong_setting_is_named_with_its_remedy(case: str) -> None:
 
 
 @pytest.mark.parametrize("way", EVERY_WAY)
-def test_what_works_is_not_complained_of(way: str) -> None:
+def test_valid_configs_have_no_mistakes(way: str) -> None:
     assert config_mistakes(plan(*EVERY_WAY[way])) == []
 
 
@@ -165,7 +165,7 @@ def test_all_mistakes_are_reported_at_once() -> None:
     assert [mistake.key for mistake in found] == ["data.train", "serve.token_file", "serve.http_port"]
 
 
-def test_the_number_that_fits_really_fits() -> None:
+def test_suggested_number_of_processes_fits() -> None:
     (mistake,) = config_mistakes(plan("serve.processes=64"))
     most = int(mistake.problem.rsplit(" ", 1)[1].rstrip("."))
     assert config_mistakes(plan(f"serve.processes={most}")) == []
@@ -177,7 +177,7 @@ def test_the_number_that_fits_really_fits() -> None:
     assert config_mistakes(plan(*limited, f"train.embedding_servers={most + 1}"))
 
 
-def test_files_that_travel_with_the_config_must_fit_into_it() -> None:
+def test_user_files_must_fit_into_the_config_map() -> None:
     def wrong(size: int) -> list[str]:
         source = {"/clickline/net.py": "#" * size}
         return [mistake.key for mistake in config_mistakes(plan("model.file=net.py", files=source))]
@@ -186,7 +186,7 @@ def test_files_that_travel_with_the_config_must_fit_into_it() -> None:
     assert wrong(2**20) == ["model.file"]
 
 
-def test_a_secret_by_its_path_as_written_or_absolute() -> None:
+def test_secret_file_may_be_named_by_relative_or_absolute_path() -> None:
     for path in ("token", "./token", "/clickline/token"):
         assert (
             config_mistakes(plan("serve.token_file=token", f"deploy.secrets.files={{{path}: web/token}}"))
@@ -222,7 +222,7 @@ def test_a_secret_by_its_path_as_written_or_absolute() -> None:
         ),
     ],
 )
-def test_what_may_surprise_is_told(overrides: tuple[str, ...], words: str) -> None:
+def test_notes_on_surprising_settings(overrides: tuple[str, ...], words: str) -> None:
     assert [note for note in config_notes(plan(*overrides)) if words in note]
 
 
@@ -236,9 +236,9 @@ def test_what_may_surprise_is_told(overrides: tuple[str, ...], words: str) -> No
         ("images.example/clickline:1", "images.example"),
     ],
 )
-def test_what_knative_must_allow_comes_as_commands(image: str, registry: str) -> None:
-    told = config_notes(plan(_KNATIVE, f"deploy.image={image}"))
-    commands = [shlex.split(note[note.index("kubectl ") :]) for note in told if " patch configmap " in note]
+def test_knative_notes_contain_the_commands_to_run(image: str, registry: str) -> None:
+    result = config_notes(plan(_KNATIVE, f"deploy.image={image}"))
+    commands = [shlex.split(note[note.index("kubectl ") :]) for note in result if " patch configmap " in note]
     assert {words[5]: json.loads(words[-1]) for words in commands} == {
         "config-features": {"data": {"kubernetes.podspec-persistent-volume-claim": "enabled"}},
         "config-deployment": {
@@ -247,7 +247,7 @@ def test_what_knative_must_allow_comes_as_commands(image: str, registry: str) ->
     }
 
 
-def test_an_image_that_nodes_have_needs_no_word_about_its_registry() -> None:
+def test_no_registry_note_for_local_images() -> None:
     for image in ("dev.local/clickline:1", "clickline@sha256:" + "0" * 64):
-        told = config_notes(plan(_KNATIVE, f"deploy.image={image}"))
-        assert not [note for note in told if "registries-skipping" in note]
+        result = config_notes(plan(_KNATIVE, f"deploy.image={image}"))
+        assert not [note for note in result if "registries-skipping" in note]

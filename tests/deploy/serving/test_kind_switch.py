@@ -1,4 +1,4 @@
-"""From one kind of serving to the other under the same name: Knative and we both make a Service of Kubernetes."""
+"""Switching between the two kinds of serving: both create a Kubernetes Service of the same name."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def _apply(kube: Kube, made: Rendered) -> ApplyResult:
 
 
 def _as_knative_does(api: ApiServer) -> None:
-    """The Service of a Route, with the labels that the Route has from ours."""
+    """The Kubernetes Service of a Route, with the labels that the Route inherits."""
     ours = api.objects["serving.knative.dev/v1", "Service", "clickline", "ads-predictor"]
     route = {"apiVersion": "serving.knative.dev/v1", "kind": "Route", "name": "ads-predictor", "uid": "1"}
     metadata: dict[str, Any] = {
@@ -62,7 +62,7 @@ def _as_knative_does(api: ApiServer) -> None:
     api.put({"apiVersion": "v1", "kind": "Service", "metadata": metadata, "spec": spec})
 
 
-def test_a_service_of_ours_in_knatives_way_is_told_before_anything_is_changed(
+def test_service_with_the_name_that_knative_needs_is_reported_before_any_change(
     api: ApiServer, kube: Kube, tmp_path: Path
 ) -> None:
     _apply(kube, _rendered(tmp_path))
@@ -77,7 +77,7 @@ def test_a_service_of_ours_in_knatives_way_is_told_before_anything_is_changed(
     assert _apply(kube, knative).created == []
 
 
-def test_knatives_service_is_not_taken_for_ours(api: ApiServer, kube: Kube, tmp_path: Path) -> None:
+def test_service_created_by_knative_is_not_a_conflict(api: ApiServer, kube: Kube, tmp_path: Path) -> None:
     _apply(kube, _rendered(tmp_path, _KNATIVE))
     _as_knative_does(api)
     before = list(api.writes)
@@ -86,7 +86,7 @@ def test_knatives_service_is_not_taken_for_ours(api: ApiServer, kube: Kube, tmp_
     assert api.writes == before
 
 
-def test_a_knative_that_allows_no_claims_is_told_as_such(api: ApiServer, kube: Kube, tmp_path: Path) -> None:
+def test_knative_without_claim_support_is_reported(api: ApiServer, kube: Kube, tmp_path: Path) -> None:
     words = (
         'admission webhook "validation.webhook.serving.knative.dev" denied the request: validation failed: Persistent '
         "volume claim support is disabled, but found persistent volume claim ads-models"

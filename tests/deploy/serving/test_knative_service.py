@@ -1,4 +1,4 @@
-"""A Service of Knative: only what Knative allows in a pod, and a split of the traffic that can be repeated."""
+"""The Knative Service: only fields that Knative allows, and a reproducible traffic split."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from clickline.deploy.knative import feature_flags, revision
 
 KNATIVE = [way for way in EVERY_WAY if way.startswith("knative")]
 
-# What Knative's webhook lets through with the flags of a fresh installation (its field masks), as far as it concerns us.
+# Fields that Knative's webhook allows with default flags (its field masks), as far as we use them.
 _POD = {"automountServiceAccountToken", "containers", "enableServiceLinks", "imagePullSecrets"}
 _POD |= {"serviceAccountName", "volumes"}
 _CONTAINER = {
@@ -48,7 +48,7 @@ def _service(*overrides: str) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("way", KNATIVE)
-def test_a_pod_has_only_what_knative_allows_or_what_is_named_to_be_allowed(way: str) -> None:
+def test_pod_uses_only_allowed_or_flagged_fields(way: str) -> None:
     one = plan(*EVERY_WAY[way])
     spec = _service(*EVERY_WAY[way])["spec"]["template"]["spec"]
     needed = {flag for key, flag in _BY_FLAG.items() if key in spec}
@@ -73,7 +73,7 @@ def test_a_pod_has_only_what_knative_allows_or_what_is_named_to_be_allowed(way: 
     assert all(any(flag in note for note in config_notes(one)) for flag in needed)
 
 
-def test_without_volumes_no_flag_is_needed() -> None:
+def test_without_volumes_no_feature_flag_is_needed() -> None:
     assert feature_flags(plan("deploy.serving.kind=knative", *EVERY_WAY["stores only"])) == []
 
 
@@ -87,7 +87,7 @@ def test_scale_and_concurrency_are_annotations() -> None:
     assert annotations["autoscaling.knative.dev/target"] == "12"
 
 
-def test_all_requests_go_to_the_newest_revision_until_a_canary_is_asked_for() -> None:
+def test_all_requests_go_to_the_newest_revision_without_a_canary() -> None:
     assert _service()["spec"]["traffic"] == [{"latestRevision": True, "percent": 100}]
     stable, canary = _service("deploy.serving.canary={stable: ads-predictor-0123abcd, percent: 20}")["spec"][
         "traffic"
@@ -96,7 +96,7 @@ def test_all_requests_go_to_the_newest_revision_until_a_canary_is_asked_for() ->
     assert (canary["latestRevision"], canary["percent"]) == (True, 20)
 
 
-def test_a_revision_is_called_after_what_it_is() -> None:
+def test_revision_name_is_a_hash_of_its_content() -> None:
     one = plan("deploy.serving.kind=knative")
     name = _service()["spec"]["template"]["metadata"]["name"]
     assert name == revision(one) and name.startswith("ads-predictor-")
@@ -107,7 +107,7 @@ def test_a_revision_is_called_after_what_it_is() -> None:
     assert len({name, *changed}) == 3
 
 
-def test_moving_traffic_makes_no_other_revision() -> None:
+def test_changing_traffic_creates_no_revision() -> None:
     shares = [
         f"deploy.serving.canary={{stable: ads-predictor-0123abcd, percent: {percent}}}"
         for percent in (10, 50)
@@ -117,7 +117,7 @@ def test_moving_traffic_makes_no_other_revision() -> None:
     }
 
 
-def test_a_canary_of_itself_is_refused() -> None:
+def test_canary_of_the_same_revision_is_rejected() -> None:
     same = revision(plan("deploy.serving.kind=knative"))
     (mistake,) = config_mistakes(
         plan("deploy.serving.kind=knative", f"deploy.serving.canary={{stable: {same}}}")

@@ -1,4 +1,4 @@
-"""Every way to serve, store, track and guard, as an API server would judge it."""
+"""Every variant of serving, storage, tracking and access, validated as an API server would."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ WAYS = pytest.mark.parametrize("way", EVERY_WAY)
 
 
 @WAYS
-def test_objects_are_valid_and_unknown_fields_are_not(way: str) -> None:
+def test_objects_match_the_schemas_and_unknown_fields_are_rejected(way: str) -> None:
     made = objects(plan(*EVERY_WAY[way]))
     assert [problem for one in made for problem in problems(one)] == []
     for one in made:
         if "spec" in one:
             assert problems({**one, "spec": {**one["spec"], "unheardOf": 1}})
         if not one["apiVersion"].startswith("serving.knative.dev"):
-            kubernetes_validate.validate(one, "1.34", strict=True)  # of the cluster that they are tried on
+            kubernetes_validate.validate(one, "1.34", strict=True)  # of the cluster that they were tested on
 
 
 @WAYS
-def test_pods_keep_the_restricted_standard_that_the_namespace_asks_for(way: str) -> None:
+def test_pods_meet_the_standard_that_the_namespace_enforces(way: str) -> None:
     made = objects(plan(*EVERY_WAY[way]))
     assert [wrong for one in made for spec in pod_specs(one) for wrong in restricted_problems(spec)] == []
     for one in made:
@@ -38,12 +38,12 @@ def test_pods_keep_the_restricted_standard_that_the_namespace_asks_for(way: str)
 
 
 @WAYS
-def test_the_same_config_gives_the_same_text(way: str) -> None:
+def test_same_config_renders_the_same_text(way: str) -> None:
     assert to_yaml(objects(plan(*EVERY_WAY[way]))) == to_yaml(objects(plan(*EVERY_WAY[way])))
 
 
 @WAYS
-def test_every_object_is_labelled_and_named_once(way: str) -> None:
+def test_every_object_has_labels_and_a_unique_name(way: str) -> None:
     made = objects(plan(*EVERY_WAY[way]))
     for one in made:
         labels = one["metadata"]["labels"]
@@ -56,7 +56,7 @@ def test_every_object_is_labelled_and_named_once(way: str) -> None:
 
 
 @WAYS
-def test_selectors_find_their_pods_and_ports_exist(way: str) -> None:
+def test_selectors_match_pods_and_ports_exist(way: str) -> None:
     made = objects(plan(*EVERY_WAY[way]))
     made_of = templates(made)
     for owner, template in made_of.items():
@@ -88,7 +88,7 @@ def test_selectors_find_their_pods_and_ports_exist(way: str) -> None:
 
 
 @WAYS
-def test_mounts_have_volumes_and_claims_are_made_or_the_users(way: str) -> None:
+def test_every_mount_has_a_volume_and_every_claim_is_created_or_named(way: str) -> None:
     one = plan(*EVERY_WAY[way])
     made = objects(one)
     claims = {o["metadata"]["name"] for o in made if o["kind"] == "PersistentVolumeClaim"}
@@ -106,7 +106,7 @@ def test_mounts_have_volumes_and_claims_are_made_or_the_users(way: str) -> None:
 
 
 @pytest.mark.parametrize(("way", "source"), [("nfs", "nfs"), ("host folders", "hostPath")])
-def test_a_volume_of_yours_and_its_claim_are_made_for_each_other_and_kept(way: str, source: str) -> None:
+def test_nfs_and_host_volumes_are_bound_to_their_claim_and_retained(way: str, source: str) -> None:
     made = objects(plan(*EVERY_WAY[way]))
     for name in ("ads-data", "ads-models"):
         volume, claim = (
@@ -122,7 +122,7 @@ def test_a_volume_of_yours_and_its_claim_are_made_for_each_other_and_kept(way: s
         assert source in volume["spec"]
 
 
-def test_a_new_claim_takes_the_clusters_class_unless_one_is_named() -> None:
+def test_new_claim_uses_the_default_class_unless_one_is_set() -> None:
     claim = the("PersistentVolumeClaim", objects(plan()), "ads-models")["spec"]
     assert claim == {"accessModes": ["ReadWriteOnce"], "resources": {"requests": {"storage": "10Gi"}}}
     claim = the("PersistentVolumeClaim", objects(plan(*EVERY_WAY["a class"])), "ads-models")["spec"]
@@ -132,12 +132,12 @@ def test_a_new_claim_takes_the_clusters_class_unless_one_is_named() -> None:
 
 
 @pytest.mark.parametrize("way", ["own claims", "stores only"])
-def test_nothing_is_claimed_where_you_have_it(way: str) -> None:
+def test_existing_claims_and_object_stores_create_no_claim(way: str) -> None:
     kinds = {one["kind"] for one in objects(plan(*EVERY_WAY[way]))}
     assert not kinds & {"PersistentVolume", "PersistentVolumeClaim"}
 
 
-def test_the_cache_is_of_one_node_and_as_large_as_the_config_says() -> None:
+def test_cache_volume_is_on_one_node_with_the_configured_size() -> None:
     made = objects(plan(*EVERY_WAY["node cache"], "cache.size=3GiB"))
     volume = the("PersistentVolume", made, "clickline-ads-cache")["spec"]
     (term,) = volume["nodeAffinity"]["required"]["nodeSelectorTerms"]
@@ -151,7 +151,7 @@ def test_the_cache_is_of_one_node_and_as_large_as_the_config_says() -> None:
 # ── predictors and lookup servers ──────────────────────────────────────────────────────────────
 
 
-def test_no_predictor_goes_before_its_successor_is_ready() -> None:
+def test_rollout_keeps_old_predictors_until_new_ones_are_ready() -> None:
     spec = the("Deployment", objects(plan("serve.drain_timeout=30")))["spec"]
     assert spec["strategy"]["rollingUpdate"] == {"maxUnavailable": 0, "maxSurge": 1}
     pod = spec["template"]["spec"]
@@ -161,7 +161,7 @@ def test_no_predictor_goes_before_its_successor_is_ready() -> None:
     assert container["readinessProbe"]["httpGet"]["path"] == "/readyz"
 
 
-def test_probes_and_ports_speak_tls_where_the_server_does() -> None:
+def test_probes_and_ports_use_tls_if_the_server_does() -> None:
     made = objects(plan(*EVERY_WAY["tls"]))
     for owner in ("Deployment", "StatefulSet"):
         template = the(owner, made)["spec"]["template"]
@@ -173,13 +173,13 @@ def test_probes_and_ports_speak_tls_where_the_server_does() -> None:
     assert {port["appProtocol"] for port in service["ports"]} == {"https"}
 
 
-def test_node_ports_are_the_chosen_ones() -> None:
+def test_node_ports_are_configurable() -> None:
     service = the("Service", objects(plan(*EVERY_WAY["node ports"])), "ads-predictor")["spec"]
     assert service["type"] == "NodePort"
     assert {port["name"]: port["nodePort"] for port in service["ports"]} == {"http": 30501, "grpc": 30500}
 
 
-def test_the_number_of_predictors_is_fixed_or_the_autoscalers() -> None:
+def test_replicas_are_fixed_or_left_to_the_autoscaler() -> None:
     made = objects(plan("deploy.serving={replicas: 3, max_replicas: 9, cpu_target: 55}"))
     scaler = the("HorizontalPodAutoscaler", made)["spec"]
     assert (scaler["minReplicas"], scaler["maxReplicas"]) == (3, 9)
@@ -190,7 +190,7 @@ def test_the_number_of_predictors_is_fixed_or_the_autoscalers() -> None:
         assert not [one for one in made if one["kind"] == "HorizontalPodAutoscaler"]
 
 
-def test_predictors_ask_every_pod_of_the_shard_that_it_serves() -> None:
+def test_predictors_know_the_lookup_pods_of_each_shard() -> None:
     one = plan(*EVERY_WAY["lookup"])
     made = objects(one)
     stateful, service = the("StatefulSet", made)["spec"], the("Service", made, "ads-lookup")["spec"]
@@ -206,7 +206,7 @@ def test_predictors_ask_every_pod_of_the_shard_that_it_serves() -> None:
     assert len({a for shard in one.config.serve.lookup.shards for a in shard}) == 6
 
 
-def test_the_pods_config_listens_everywhere_and_keeps_what_you_chose() -> None:
+def test_servers_listen_on_all_interfaces_and_keep_user_settings() -> None:
     config = plan().config
     assert (config.serve.host, config.serve.processes) == ("0.0.0.0", 1)
     assert config.tracking.uri is None
@@ -229,11 +229,11 @@ def test_the_pods_config_listens_everywhere_and_keeps_what_you_chose() -> None:
     ("resources", "processes"),
     [("{cpu: 100m}", 1), ("{cpu: 1500m}", 1), ("{cpu: '2'}", 2), ("{cpu: '2', cpu_limit: '6'}", 6)],
 )
-def test_a_process_for_each_core_of_the_pod_not_of_the_node(resources: str, processes: int) -> None:
+def test_one_serving_process_per_core_of_the_pod(resources: str, processes: int) -> None:
     assert plan(f"deploy.resources.predictor={resources}").config.serve.processes == processes
 
 
-def test_overrides_are_for_the_loader(tmp_path: Any) -> None:
+def test_overrides_are_accepted_by_the_config_loader(tmp_path: Any) -> None:
     file = tmp_path / "clickline.yaml"
     file.write_text("data: {train: data/x}\ndeploy: {tracking: {enabled: true}, serving: {lookup: {}}}\n")
     changes = serve_overrides(load_config(file))
@@ -242,7 +242,7 @@ def test_overrides_are_for_the_loader(tmp_path: Any) -> None:
     assert not serve_overrides(loaded).keys() - {"serve.lookup"}
 
 
-def test_a_change_of_deploy_alone_restarts_no_predictor() -> None:
+def test_change_of_deploy_alone_restarts_no_predictor() -> None:
     def template(*overrides: str) -> dict[str, Any]:
         found: dict[str, Any] = the("Deployment", objects(plan(*overrides)))["spec"]["template"]
         return found
@@ -255,7 +255,7 @@ def test_a_change_of_deploy_alone_restarts_no_predictor() -> None:
 
 
 def _allowed(policies: list[dict[str, Any]], sender: str | None, role: str, port: int) -> bool:
-    """As Kubernetes reckons: what some policy of the pod allows. A sender that is None is a pod of somebody else's."""
+    """Whether any policy of the pod allows it, as Kubernetes decides. Sender None is a foreign pod."""
 
     def labels(of: str) -> dict[str, str]:
         return {
@@ -280,7 +280,7 @@ def _allowed(policies: list[dict[str, Any]], sender: str | None, role: str, port
     return False
 
 
-def test_only_those_who_must_may_talk_to_each_other() -> None:
+def test_network_policies_allow_only_needed_connections() -> None:
     made = objects(plan("train.mode=cluster", "deploy.serving.lookup={}", "deploy.tracking.enabled=true"))
     policies = [one for one in made if one["kind"] == "NetworkPolicy"]
     allowed = [
@@ -309,7 +309,7 @@ def test_only_those_who_must_may_talk_to_each_other() -> None:
     assert [way for way in forbidden if _allowed(policies, *way)] == []
 
 
-def test_operators_reach_what_they_ask() -> None:
+def test_network_policies_let_operators_through() -> None:
     kuberay = [o for o in objects(plan(*EVERY_WAY["kuberay"])) if o["kind"] == "NetworkPolicy"]
     assert _allowed(kuberay, None, "ray-head", 8265)
     assert not _allowed(kuberay, None, "ray-head", 6379)
@@ -319,7 +319,7 @@ def test_operators_reach_what_they_ask() -> None:
         assert _allowed(knative, None, "predictor", 9090)
 
 
-def test_the_account_may_do_nothing_unless_argo_runs_steps() -> None:
+def test_service_account_has_no_permissions_without_argo() -> None:
     made = objects(plan())
     assert the("ServiceAccount", made)["automountServiceAccountToken"] is False
     assert not [one for one in made if one["kind"] in ("Role", "RoleBinding")]
@@ -333,7 +333,7 @@ def test_the_account_may_do_nothing_unless_argo_runs_steps() -> None:
     assert all("*" not in (*rule["verbs"], *rule["resources"]) for rule in role["rules"])
 
 
-def test_a_namespace_and_policies_of_yours_are_left_to_you() -> None:
+def test_namespace_and_policies_can_be_left_out() -> None:
     kinds = {one["kind"] for one in objects(plan(*EVERY_WAY["a namespace of yours"]))}
     assert not kinds & {"Namespace", "NetworkPolicy"}
 
@@ -341,7 +341,7 @@ def test_a_namespace_and_policies_of_yours_are_left_to_you() -> None:
 # ── tracking ───────────────────────────────────────────────────────────────────────────────────
 
 
-def test_mlflow_is_one_that_keeps_all_in_the_models_volume() -> None:
+def test_mlflow_stores_everything_in_the_models_volume() -> None:
     one = plan(*EVERY_WAY["tracking of another image"])
     spec = the("Deployment", objects(one), "ads-tracking")["spec"]
     assert (spec["replicas"], spec["strategy"]["type"]) == (1, "Recreate")
@@ -353,6 +353,6 @@ def test_mlflow_is_one_that_keeps_all_in_the_models_volume() -> None:
     assert first["image"] == one.deploy.image
 
 
-def test_yaml_is_read_back_as_it_was_meant() -> None:
+def test_yaml_round_trip() -> None:
     made = objects(plan(*EVERY_WAY["lookup"]))
     assert list(yaml.safe_load_all(to_yaml(made))) == made

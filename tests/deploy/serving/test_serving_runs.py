@@ -1,4 +1,4 @@
-"""Commands, environment and probes of the manifests, with real processes: what is asked for is answered."""
+"""Commands, environment and probes of the manifests, with real processes."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def _eventually(condition: Callable[[], Any], seconds: float = 120.0) -> Any:
 
 
 def _without_rights(command: list[str]) -> list[str]:
-    """Root may write to whatever is read-only for others, unless it gives that up."""
+    """Root can write what is read-only for others, unless it drops that capability."""
     if os.geteuid() != 0:
         return command
     dropping = shutil.which("setpriv")
@@ -64,7 +64,7 @@ def _without_rights(command: list[str]) -> list[str]:
 
 @contextmanager
 def _running(container: Mapping[str, Any], folder: Path, **more: str) -> Iterator[subprocess.Popen[bytes]]:
-    """A container's process, with the folders of a pod in this one."""
+    """A container's process, with the folders of a pod in a local one."""
 
     def here(text: str) -> str:
         return text.replace("/clickline", str(folder)).replace("/scratch", str(folder / "scratch"))
@@ -97,7 +97,7 @@ def _running(container: Mapping[str, Any], folder: Path, **more: str) -> Iterato
 
 
 def _answer(container: Mapping[str, Any], probe: str) -> int:
-    """What the kubelet would get: a status, 0 when nobody answers."""
+    """The HTTP status that the kubelet would get; 0 if nothing listens."""
     ports = {port["name"]: port["containerPort"] for port in container["ports"]}
     handler = container[probe]
     try:
@@ -122,7 +122,7 @@ def _main(made: list[dict[str, Any]], owner: str) -> dict[str, Any]:
 
 @pytest.fixture
 def pods(project: Path, tmp_path: Path) -> Iterator[Path]:
-    """A folder as a pod sees it, with a home that nobody in it may write to, and no version yet."""
+    """A pod's folder with a read-only home and no version yet."""
     home = project / ".clickline"
     everything = [home, *home.rglob("*")]
     if os.geteuid() == 0:
@@ -134,7 +134,7 @@ def pods(project: Path, tmp_path: Path) -> Iterator[Path]:
 
 
 @pytest.mark.slow
-def test_predictors_and_lookup_servers_are_ready_with_the_first_version_and_write_nothing_to_home(
+def test_servers_become_ready_with_the_first_version_and_do_not_write_home(
     pods: Path,
 ) -> None:
     ports = dict(zip(("http", "grpc", "metrics", "lookup"), _free_ports(4), strict=True))
@@ -167,14 +167,14 @@ def test_predictors_and_lookup_servers_are_ready_with_the_first_version_and_writ
         (pods / ".clickline").chmod(0o555)
         for container in (shard, predictor, *also.values()):
             _eventually(lambda c=container: _answer(c, "readinessProbe") == 200)
-        told = httpx.get(f"http://127.0.0.1:{lookup_metrics}/metrics").text
-        assert "clickline_lookup_shard 1.0" in told  # 3 modulo 2
+        result = httpx.get(f"http://127.0.0.1:{lookup_metrics}/metrics").text
+        assert "clickline_lookup_shard 1.0" in result  # 3 modulo 2
         new = {path.relative_to(home).parts[0] for path in home.rglob("*") if path not in before}
         assert new == {"registry"}
 
 
 @pytest.mark.slow
-def test_mlflow_takes_runs_from_those_who_call_it_by_its_name(tmp_path: Path) -> None:
+def test_mlflow_accepts_requests_for_its_service_name(tmp_path: Path) -> None:
     pytest.importorskip(
         "flask_cors", reason="MLflow's server is not here: the image has flask-cors and pandas"
     )

@@ -1,4 +1,4 @@
-"""Plans of many deployments."""
+"""Plans of training deployments."""
 
 from __future__ import annotations
 
@@ -6,13 +6,8 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from clickline.config import load_config, resolved
-from clickline.deploy.argo import workflow_objects
-from clickline.deploy.kuberay import ray_job
 from clickline.deploy.objects import DeployPlan
-from clickline.deploy.pipeline_jobs import pipeline_objects
-from clickline.deploy.ray_pods import cluster_overrides, ray_cluster
-from clickline.deploy.volcano import volcano_job
+from clickline.deploy.render import config_text, pod_config
 
 _CONFIG = "name: ads\ndata: {train: data/train.tsv, eval: data/eval.tsv}\n"
 _CLUSTER = "train.mode=cluster"
@@ -45,24 +40,13 @@ EVERY_KIND = {
 
 
 def plan(*overrides: str) -> DeployPlan:
-    """The config in the pods, with what training sets in it."""
+    """The config in the pods, with the overrides of training."""
     with tempfile.NamedTemporaryFile("w", suffix=".yaml") as file:
         file.write(_CONFIG)
         file.flush()
 
-        def load(*more: str) -> Any:
-            return load_config(Path(file.name), [*overrides, *more], folder=Path("/clickline"))
-
-        changes = cluster_overrides(load())
-        config = load(*(f"{key}={value}" for key, value in changes.items()))
-    return DeployPlan(config, {}, resolved(config))
-
-
-def objects(one: DeployPlan) -> list[dict[str, Any]]:
-    """Whatever these modules make of it."""
-    operated = [*volcano_job(one), *ray_job(one)] if one.deploy.workflow.kind == "job" else []
-    ran = workflow_objects(one) if one.deploy.workflow.kind == "argo" else pipeline_objects(one)
-    return [*ray_cluster(one), *operated, *ran]
+        config = pod_config(Path(file.name), overrides)
+    return DeployPlan(config, {}, config_text(config))
 
 
 def the(kind: str, made: list[dict[str, Any]], name: str | None = None) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""The last step of a workflow waits for predictors that are there, and for nothing else."""
+"""The last step of a workflow waits for the existing predictors, and for nothing else."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from clickline.progress import Progress
 from servers.serving import QuietHandler, served
 
 
-class Told(Progress):
+class RecordedProgress(Progress):
     def __init__(self) -> None:
         self.lines: list[str] = []
 
@@ -27,7 +27,7 @@ class Told(Progress):
 
 @contextmanager
 def predictor(*versions: int) -> Iterator[int]:
-    """One that serves these versions, one after the other: a real one switches when it pleases. The last one stays."""
+    """A predictor that serves these versions one after the other, and then keeps the last."""
     left = list(versions)
 
     class Answers(QuietHandler):
@@ -46,14 +46,16 @@ def _at(project: Path, port: int) -> Config:
 
 
 @pytest.mark.slow
-def test_it_waits_until_the_predictors_serve_the_current_version(project: Path, config: Config) -> None:
+def test_await_rollout_returns_once_every_predictor_serves_the_current_version(
+    project: Path, config: Config
+) -> None:
     with pytest.raises(ClicklineError, match="no current version"):
         await_rollout(config, Progress(), host="127.0.0.1")
     clickline.publish(config)
     with predictor(0, 1) as port:
-        told = Told()
-        assert await_rollout(_at(project, port), told, host="127.0.0.1", seconds=60) == 1
-        assert told.lines == [f"waiting for version 1: 127.0.0.1:{port}: serves 0"]
+        result = RecordedProgress()
+        assert await_rollout(_at(project, port), result, host="127.0.0.1", seconds=60) == 1
+        assert result.lines == [f"waiting for version 1: 127.0.0.1:{port}: serves 0"]
     with (
         predictor(0) as port,
         pytest.raises(ClicklineError, match="1 of 1 predictor without version 1"),
@@ -64,12 +66,12 @@ def test_it_waits_until_the_predictors_serve_the_current_version(project: Path, 
     assert await_rollout(config, Progress(), host="nobody.invalid") == 0
     place = project / "termination-log"
     write_published_version(config, place)
-    assert not place.exists()  # this is no pod
+    assert not place.exists()  # not in a pod
     place.touch()
     write_published_version(config, place)
     assert read_published_version(place.read_text()) == 1
 
 
 @pytest.mark.parametrize("message", ["", "version", "version 3 is bad", "Traceback"])
-def test_other_last_words_of_a_pipeline_are_no_version(message: str) -> None:
+def test_other_termination_messages_are_not_read_as_a_version(message: str) -> None:
     assert read_published_version(message) is None

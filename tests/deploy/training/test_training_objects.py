@@ -1,4 +1,4 @@
-"""Every way to train and to run the pipeline, as an API server would judge it."""
+"""Every variant of training and pipeline, validated as an API server would."""
 
 from __future__ import annotations
 
@@ -9,45 +9,46 @@ import hera.workflows.models as hera
 import pytest
 import typer
 import yaml
-from plans import EVERY_KIND, objects, plan, the
+from plans import EVERY_KIND, plan, the
 
 from clickline.cli.app import app
 from clickline.deploy.argo import argo_rules
 from clickline.deploy.objects import Object, to_yaml
 from clickline.deploy.rbac import access_objects
+from clickline.deploy.render import training_objects
 from deploy.schemas.schemas import commands, pod_specs, problems, restricted_problems
 
 KINDS = pytest.mark.parametrize("kind", EVERY_KIND)
 
 
 def _is_large(kind: str) -> bool:
-    """The schemas of these are megabytes."""
+    """Whether the schema of this kind has megabytes."""
     return "argo" in kind or "kuberay" in kind
 
 
 def _made(kind: str) -> list[Object]:
-    return objects(plan(*EVERY_KIND[kind]))
+    return training_objects(plan(*EVERY_KIND[kind]))
 
 
 @pytest.mark.parametrize(
     "kind",
     [pytest.param(kind, marks=pytest.mark.slow if _is_large(kind) else ()) for kind in EVERY_KIND],
 )
-def test_objects_are_valid_and_unknown_fields_are_not(kind: str) -> None:
+def test_objects_match_the_schemas_and_unknown_fields_are_rejected(kind: str) -> None:
     made = _made(kind)
     assert [problem for one in made for problem in problems(one)] == []
     for one in made:
         assert problems({**one, "spec": {**one["spec"], "unheardOf": 1}})
 
 
-def test_an_unknown_field_of_a_container_is_found_wherever_it_stands() -> None:
+def test_unknown_container_field_is_found_at_any_depth() -> None:
     made = the("Job", _made("volcano"))
     made["spec"]["tasks"][1]["template"]["spec"]["initContainers"][0]["unheardOf"] = 1
     assert any("unheardOf" in problem for problem in problems(made))
 
 
 @KINDS
-def test_pods_keep_the_restricted_standard(kind: str) -> None:
+def test_pods_meet_the_restricted_pod_security_standard(kind: str) -> None:
     specs = [spec for one in _made(kind) for spec in pod_specs(one)]
     assert specs
     assert [problem for spec in specs for problem in restricted_problems(spec)] == []
@@ -57,7 +58,7 @@ def test_pods_keep_the_restricted_standard(kind: str) -> None:
 
 
 @KINDS
-def test_commands_exist(kind: str) -> None:
+def test_every_command_in_a_manifest_exists(kind: str) -> None:
     lines = list(commands(_made(kind)))
     assert lines
     for line in lines:
@@ -70,7 +71,7 @@ def test_commands_exist(kind: str) -> None:
 
 
 def _parse(line: list[str]) -> None:
-    """As the program parses it; a wrong word raises."""
+    """Parse a command line as the program does; an unknown word raises."""
     command: Any = typer.main.get_command(app)
     while hasattr(command, "commands"):
         name, *line = line
@@ -80,7 +81,7 @@ def _parse(line: list[str]) -> None:
 
 
 @KINDS
-def test_names_labels_and_text_are_the_same_each_time(kind: str) -> None:
+def test_rendering_is_deterministic(kind: str) -> None:
     made = _made(kind)
     assert to_yaml(made) == to_yaml(_made(kind))
     for one in made:
@@ -95,8 +96,8 @@ def test_names_labels_and_text_are_the_same_each_time(kind: str) -> None:
 # ── plain ──────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_ray_of_core_objects() -> None:
-    made = objects(
+def test_ray_from_core_objects() -> None:
+    made = training_objects(
         plan("train.mode=cluster", "train.workers={min: 2, max: 5}", "deploy.workflow.follow=true")
     )
     head = the("StatefulSet", made, "ads-ray-head")
@@ -110,11 +111,11 @@ def test_ray_of_core_objects() -> None:
     assert "--address=ads-ray-head-0.ads-ray:6379" in started
     assert (
         "restartPolicy" not in worker["spec"]["template"]["spec"]
-    )  # Always: in its place, without the others
+    )  # Always: restarted in place, without the others
 
 
-def test_the_head_gets_no_work_and_every_worker_pod_one_worker() -> None:
-    made = objects(plan("train.mode=cluster", "train.embedding_servers=3", "train.workers.min=2"))
+def test_head_runs_no_tasks_and_each_worker_pod_runs_one_worker() -> None:
+    made = training_objects(plan("train.mode=cluster", "train.embedding_servers=3", "train.workers.min=2"))
     head = the("StatefulSet", made, "ads-ray-head")["spec"]["template"]["spec"]["containers"][0]["command"]
     worker = the("StatefulSet", made, "ads-ray-worker")["spec"]["template"]["spec"]["containers"][0][
         "command"
@@ -133,33 +134,38 @@ def test_the_head_gets_no_work_and_every_worker_pod_one_worker() -> None:
         (("train.embedding_servers=5", "train.workers={min: 2, max: 4}"), int(0.6 * (4 << 30) // 3), 4, 1),
         (("cluster.embedding_server.memory=100MiB",), 100 << 20, 1, 1),
         (("cluster.worker.memory=3GiB",), (1 << 30) // 2, 1, 1),
-        (("cluster.worker.memory=5GiB",), 1 << 20, 1, 1),  # there is no room: Ray will say so, not the config
+        (
+            ("cluster.worker.memory=5GiB",),
+            1 << 20,
+            1,
+            1,
+        ),  # there is no room: Ray reports that, not the config
         (("cluster.worker.cpus=2", "cluster.embedding_server.cpus=0.5"), int(0.6 * (4 << 30) / 2), 1, 3),
         (("cluster.worker.cpus=0",), int(0.6 * (4 << 30) / 2), 1, 1),
     ],
 )
-def test_shards_and_workers_fit_the_pods(
+def test_embedding_servers_and_workers_fit_into_the_pods(
     overrides: tuple[str, ...], shard: int, most: int, cpus: int
 ) -> None:
     one = plan("train.mode=cluster", *overrides)
     assert one.config.cluster.embedding_server.memory == shard
     assert one.config.train.workers.max == most
     assert one.config.cluster.address == "ads-ray-head-0.ads-ray:6379"
-    worker = the("StatefulSet", objects(one), "ads-ray-worker")
+    worker = the("StatefulSet", training_objects(one), "ads-ray-worker")
     assert f"--num-cpus={cpus}" in worker["spec"]["template"]["spec"]["containers"][0]["command"]
 
 
-def test_what_needs_ray_waits_for_its_head() -> None:
-    made = objects(plan("train.mode=cluster"))
+def test_pods_that_need_ray_wait_for_the_head() -> None:
+    made = training_objects(plan("train.mode=cluster"))
     waiting = [line for line in commands(made) if "--await" in line]
     assert waiting == [["clickline", "deploy", "check-pod", "--await", "ads-ray-head-0.ads-ray:6379"]] * 2
-    assert not [line for line in commands(objects(plan())) if "--await" in line]
+    assert not [line for line in commands(training_objects(plan())) if "--await" in line]
 
 
 @pytest.mark.parametrize("schedule", ["null", "0 3 * * *"])
-def test_ray_comes_and_goes_with_the_pipeline(schedule: str) -> None:
+def test_ray_runs_only_while_a_pipeline_does(schedule: str) -> None:
     one = plan("train={mode: cluster, workers: {min: 2, max: 5}}", f"deploy.workflow.schedule={schedule}")
-    made = objects(one)
+    made = training_objects(one)
     for name in ("ads-ray-head", "ads-ray-worker"):
         assert "replicas" not in the("StatefulSet", made, name)["spec"]  # an apply would undo what runs
     (spec,) = [spec for spec in pod_specs(made) if spec["containers"][0]["name"] == "pipeline"]
@@ -170,9 +176,11 @@ def test_ray_comes_and_goes_with_the_pipeline(schedule: str) -> None:
     assert holder["startupProbe"]["exec"]["command"] == ["test", "-e", mark]
 
 
-def test_nothing_but_the_holder_has_a_token_and_it_opens_only_the_two_sizes() -> None:
+def test_only_the_scaler_has_an_api_token_and_may_only_scale_two_sets() -> None:
     one = plan("train.mode=cluster")
-    (spec,) = [spec for spec in pod_specs(objects(one)) if spec["containers"][0]["name"] == "pipeline"]
+    (spec,) = [
+        spec for spec in pod_specs(training_objects(one)) if spec["containers"][0]["name"] == "pipeline"
+    ]
     assert spec["automountServiceAccountToken"] is False
     (volume,) = [volume for volume in spec["volumes"] if "projected" in volume]
     having = [
@@ -196,8 +204,8 @@ def test_nothing_but_the_holder_has_a_token_and_it_opens_only_the_two_sizes() ->
 # ── the job ────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_a_job_ends_at_once_with_what_another_try_would_end_with() -> None:
-    spec = the("Job", objects(plan("deploy.workflow.retries=9")), "ads-pipeline")["spec"]
+def test_job_does_not_retry_final_exit_codes() -> None:
+    spec = the("Job", training_objects(plan("deploy.workflow.retries=9")), "ads-pipeline")["spec"]
     ends, counts_not = spec["podFailurePolicy"]["rules"]
     assert ends["action"] == "FailJob"
     assert ends["onExitCodes"]["values"] == [2, 3, 4]
@@ -205,7 +213,7 @@ def test_a_job_ends_at_once_with_what_another_try_would_end_with() -> None:
     assert counts_not["action"] == "Ignore"
     assert counts_not["onPodConditions"] == [{"type": "DisruptionTarget", "status": "True"}]
     assert spec["backoffLimit"] == 9
-    assert spec["template"]["spec"]["restartPolicy"] == "Never"  # podFailurePolicy is refused with another
+    assert spec["template"]["spec"]["restartPolicy"] == "Never"  # podFailurePolicy is rejected with another
     assert "ttlSecondsAfterFinished" not in spec
     assert spec["template"]["spec"]["containers"][0]["command"] == [
         "clickline",
@@ -215,14 +223,14 @@ def test_a_job_ends_at_once_with_what_another_try_would_end_with() -> None:
     ]
 
 
-def test_a_schedule_makes_a_cron_job_that_never_overlaps() -> None:
-    spec = the("CronJob", objects(plan("deploy.workflow.schedule=30 2 * * 1")))["spec"]
+def test_schedule_renders_a_cron_job_without_overlapping_runs() -> None:
+    spec = the("CronJob", training_objects(plan("deploy.workflow.schedule=30 2 * * 1")))["spec"]
     assert spec["schedule"] == "30 2 * * 1"
     assert spec["concurrencyPolicy"] == "Forbid"
 
 
 @pytest.mark.parametrize("kind", ["local trainer", "plain trainer", "volcano trainer"])
-def test_one_learner_at_a_time(kind: str) -> None:
+def test_only_one_trainer_runs_at_a_time(kind: str) -> None:
     made = _made(kind)
     trainer = the("Deployment", made, "ads-trainer")["spec"]
     assert trainer["replicas"] == 1
@@ -240,10 +248,10 @@ def test_one_learner_at_a_time(kind: str) -> None:
     ("workers", "replicas", "least"),
     [("{min: 1}", 1, 3), ("{min: 4}", 4, 6), ("{min: 2, max: 8}", 8, 4), ("{min: 3, max: 3}", 3, 5)],
 )
-def test_volcano_waits_for_head_driver_and_the_fewest_workers(
-    workers: str, replicas: int, least: int
-) -> None:
-    made = objects(plan("train.mode=cluster", "deploy.training.kind=volcano", f"train.workers={workers}"))
+def test_volcano_waits_for_head_driver_and_minimum_workers(workers: str, replicas: int, least: int) -> None:
+    made = training_objects(
+        plan("train.mode=cluster", "deploy.training.kind=volcano", f"train.workers={workers}")
+    )
     spec = the("Job", made)["spec"]
     assert {task["name"]: task["replicas"] for task in spec["tasks"]} == {
         "head": 1,
@@ -255,7 +263,7 @@ def test_volcano_waits_for_head_driver_and_the_fewest_workers(
     assert {task["template"]["spec"]["schedulerName"] for task in spec["tasks"]} == {"volcano"}
 
 
-def test_volcano_restarts_nothing_but_the_pod_that_failed() -> None:
+def test_volcano_restarts_only_the_failed_pod() -> None:
     spec = the("Job", _made("volcano"))["spec"]
     assert "policies" not in spec
     policies = {task["name"]: task["policies"] for task in spec["tasks"]}
@@ -263,16 +271,16 @@ def test_volcano_restarts_nothing_but_the_pod_that_failed() -> None:
     assert actions == {"RestartPod", "CompleteJob", "TerminateJob"}
     assert policies["head"] == policies["worker"] == [{"event": "PodFailed", "action": "RestartPod"}]
     assert policies["driver"][0] == {"event": "TaskCompleted", "action": "CompleteJob"}
-    # The controller takes the first that fits: a final exit code must not reach the event of all failures.
+    # The controller takes the first match: a final exit code must come before the event of all failures.
     assert [policy.get("exitCode") for policy in policies["driver"]] == [None, 2, 3, 4, None]
     assert policies["driver"][-1] == {"event": "PodFailed", "action": "RestartPod"}
     assert spec["tasks"][2]["template"]["spec"]["restartPolicy"] == "Never"
-    assert spec["maxRetry"] == 7  # six restarts: the seventh is the one that fails
+    assert spec["maxRetry"] == 7  # six restarts: the seventh failure fails the job
 
 
-def test_volcanos_head_has_the_name_that_the_others_ask_for() -> None:
+def test_volcano_head_has_the_host_name_that_workers_connect_to() -> None:
     one = plan("train.mode=cluster", "deploy.training.kind=volcano")
-    made = objects(one)
+    made = training_objects(one)
     head = the("Job", made)["spec"]["tasks"][0]["template"]
     service = the("Service", made)
     assert one.config.cluster.address == f"{head['spec']['hostname']}.{head['spec']['subdomain']}:6379"
@@ -280,7 +288,7 @@ def test_volcanos_head_has_the_name_that_the_others_ask_for() -> None:
     assert service["spec"]["selector"].items() <= head["metadata"]["labels"].items()
 
 
-def test_queue_and_priority() -> None:
+def test_queue_and_priority_class() -> None:
     spec = the("Job", _made("everything named"))["spec"]
     assert (spec["queue"], spec["priorityClassName"]) == ("night", "low")
     assert {task["template"]["spec"]["priorityClassName"] for task in spec["tasks"]} == {"low"}
@@ -289,7 +297,7 @@ def test_queue_and_priority() -> None:
         "deploy.training={kind: kuberay, gang: true, queue: night}",
         "deploy.nodes.priority_class=low",
     )
-    labels = the("RayJob", objects(gang))["metadata"]["labels"]
+    labels = the("RayJob", training_objects(gang))["metadata"]["labels"]
     assert labels["ray.io/scheduler-name"] == "volcano"
     assert (labels["volcano.sh/queue-name"], labels["ray.io/priority-class-name"]) == ("night", "low")
 
@@ -297,10 +305,10 @@ def test_queue_and_priority() -> None:
 # ── KubeRay ────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_a_ray_job_leaves_to_the_operator_what_it_writes() -> None:
+def test_ray_job_omits_what_the_operator_sets() -> None:
     one = plan("train.mode=cluster", "deploy.training.kind=kuberay")
     assert one.config.cluster.address == "auto"
-    spec = the("RayJob", objects(one))["spec"]
+    spec = the("RayJob", training_objects(one))["spec"]
     cluster = spec["rayClusterSpec"]
     assert spec["entrypoint"] == "clickline up --no-serve --no-studio -c /clickline/clickline.yaml"
     assert cluster["authOptions"] == {"mode": "token"}
@@ -316,9 +324,11 @@ def test_a_ray_job_leaves_to_the_operator_what_it_writes() -> None:
         assert "/tmp" in {mount["mountPath"] for mount in main["volumeMounts"]}
     for template in templates:
         ports = {port["name"] for port in template["spec"]["containers"][0]["ports"]}
-        for probe in ("readinessProbe", "livenessProbe"):  # else the operator adds its own
+        for probe in ("readinessProbe", "livenessProbe"):  # otherwise the operator adds its own
             assert template["spec"]["containers"][0][probe]["tcpSocket"]["port"] in ports
-    for template in templates:  # the operator refuses another policy of pods that its autoscaler may end
+    for (
+        template
+    ) in templates:  # the operator rejects another policy for pods that its autoscaler may terminate
         assert "restartPolicy" not in template["spec"]
     # The head runs the stages too: 100m + 50m, 768Mi + 512Mi, 4Gi + 2Gi.
     assert templates[0]["spec"]["containers"][0]["resources"] == {
@@ -327,8 +337,8 @@ def test_a_ray_job_leaves_to_the_operator_what_it_writes() -> None:
     }
 
 
-def test_a_ray_job_has_a_name_that_no_job_of_ours_has() -> None:
-    """KubeRay's submitter is a Job of the same name, and one that is there already would be taken for it."""
+def test_ray_job_name_differs_from_every_job_of_the_deployment() -> None:
+    """KubeRay's submitter is a Job of the same name: an existing one would be mistaken for it."""
     jobs = {
         one["metadata"]["name"]
         for kind in EVERY_KIND
@@ -339,7 +349,7 @@ def test_a_ray_job_has_a_name_that_no_job_of_ours_has() -> None:
     assert jobs and name not in jobs
 
 
-def test_a_ray_cluster_that_may_grow_has_an_autoscaler() -> None:
+def test_elastic_ray_cluster_has_an_autoscaler() -> None:
     cluster = the("RayJob", _made("kuberay growing"))["spec"]["rayClusterSpec"]
     group = cluster["workerGroupSpecs"][0]
     assert cluster["enableInTreeAutoscaling"] is True
@@ -354,7 +364,7 @@ def test_a_ray_cluster_that_may_grow_has_an_autoscaler() -> None:
 
 
 @pytest.mark.parametrize("kind", [kind for kind in EVERY_KIND if "argo" in kind])
-def test_hera_takes_argos_objects(kind: str) -> None:
+def test_hera_parses_the_argo_objects(kind: str) -> None:
     models = {
         "Workflow": hera.Workflow,
         "WorkflowTemplate": hera.WorkflowTemplate,
@@ -369,11 +379,11 @@ def test_hera_takes_argos_objects(kind: str) -> None:
 
 
 def _steps(*overrides: str) -> dict[str, dict[str, Any]]:
-    template = the("WorkflowTemplate", objects(plan("deploy.workflow.kind=argo", *overrides)))
+    template = the("WorkflowTemplate", training_objects(plan("deploy.workflow.kind=argo", *overrides)))
     return {one["name"]: one for one in template["spec"]["templates"]}
 
 
-def test_steps_in_order() -> None:
+def test_workflow_steps_are_in_order() -> None:
     steps = _steps()
     assert [group[0]["template"] for group in steps["pipeline"]["steps"]] == [
         "prepare",
@@ -385,9 +395,9 @@ def test_steps_in_order() -> None:
     assert steps["publish"]["container"]["command"] == ["clickline", "publish"]
 
 
-def test_the_first_step_asks_for_ray_and_what_runs_at_the_end_lets_it_go() -> None:
+def test_first_step_scales_ray_up_and_exit_handler_scales_it_down() -> None:
     one = plan("train={mode: cluster, workers: {min: 2, max: 5}}", "deploy.workflow.kind=argo")
-    made = objects(one)
+    made = training_objects(one)
     spec = the("WorkflowTemplate", made)["spec"]
     steps = {one["name"]: one for one in spec["templates"]}
     first, last = spec["templates"][0]["steps"][0][0]["template"], spec["onExit"]
@@ -396,10 +406,12 @@ def test_the_first_step_asks_for_ray_and_what_runs_at_the_end_lets_it_go() -> No
     assert steps[last]["container"]["command"][-4:] == ["--only", "release", *sizes]
     assert "replicas" not in the("StatefulSet", made, "ads-ray-worker")["spec"]
     assert ["statefulsets/scale"] in [rule["resources"] for rule in the("Role", access_objects(one))["rules"]]
-    assert "onExit" not in the("WorkflowTemplate", objects(plan("deploy.workflow.kind=argo")))["spec"]
+    assert (
+        "onExit" not in the("WorkflowTemplate", training_objects(plan("deploy.workflow.kind=argo")))["spec"]
+    )
 
 
-def test_the_train_step_is_tried_again_when_the_gate_refuses() -> None:
+def test_train_step_is_retried_after_a_failed_gate() -> None:
     train = _steps("gate.extra_epochs=4", "deploy.workflow.retries=2")["train"]
     assert train["retryStrategy"]["limit"] == "6"
     assert train["retryStrategy"]["expression"] == "!(lastRetry.exitCode in ['2', '4'])"
@@ -412,7 +424,7 @@ def test_the_train_step_is_tried_again_when_the_gate_refuses() -> None:
         assert others[name]["retryStrategy"]["expression"] == "!(lastRetry.exitCode in ['2', '3', '4'])"
 
 
-def test_argos_own_containers_keep_the_standard_too() -> None:
+def test_argo_containers_meet_the_restricted_standard_too() -> None:
     patch = json.loads(_steps()["publish"]["podSpecPatch"])
     pod = {"containers": patch["containers"], "initContainers": patch["initContainers"]}
     assert restricted_problems(pod) == ["init: writable root", "wait: writable root"]
@@ -421,7 +433,7 @@ def test_argos_own_containers_keep_the_standard_too() -> None:
 @pytest.mark.parametrize(
     ("operator", "kind", "resource"), [("volcano", "Job", "jobs"), ("kuberay", "RayJob", "rayjobs")]
 )
-def test_training_by_an_operator_is_a_step_that_makes_its_object(
+def test_training_by_an_operator_is_a_step_that_creates_its_object(
     operator: str, kind: str, resource: str
 ) -> None:
     wanted = ("train.mode=cluster", f"deploy.training.kind={operator}")

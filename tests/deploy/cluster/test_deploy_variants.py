@@ -1,4 +1,4 @@
-"""Whatever the config chooses is applied, seen and removed without a rest: no kind that is rendered is forgotten."""
+"""Every variant is applied, shown and deleted completely: no rendered kind is forgotten."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ CHOICES = {
 
 
 @pytest.mark.parametrize("choice", CHOICES)
-def test_every_choice_goes_to_a_cluster_and_away_again(
+def test_every_variant_is_applied_shown_and_deleted(
     cluster: ApiServer, kube: Kube, tmp_path: Path, choice: str
 ) -> None:
     (tmp_path / "data").mkdir()
@@ -54,9 +54,9 @@ def test_every_choice_goes_to_a_cluster_and_away_again(
 
     assert len(go()) == len(made.objects)
     assert go() == []
-    told = summarize(fetch_status(kube, name="ads", namespace="shop", metrics_port=8502, tls=False))
-    assert told["state"] in ("waiting", "running") and told["roles"]
-    assert all(role["role"] != "other" for role in told["roles"])
+    result = summarize(fetch_status(kube, name="ads", namespace="shop", metrics_port=8502, tls=False))
+    assert result["state"] in ("waiting", "running") and result["roles"]
+    assert all(role["role"] != "other" for role in result["roles"])
     there = find_objects(kube, name="ads", namespace="shop")
     assert len(there.objects) == len(made.objects)
     delete_objects(kube, there, name="ads", namespace="shop", with_data=True, progress=Progress())

@@ -1,4 +1,4 @@
-"""What commands print: numbers with the right noun, and in a pod no address that only the pod itself can call."""
+"""Output of commands: plurals, and in a pod no address that only the pod itself can reach."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from clickline.serving.supervisor import ServerInfo
 @pytest.mark.parametrize(
     ("count", "words"), [(0, "0 pods"), (1, "1 pod"), (2, "2 pods"), (1200, "1,200 pods")]
 )
-def test_one_thing_is_not_called_several(count: int, words: str) -> None:
+def test_pluralize(count: int, words: str) -> None:
     assert pluralize(count, "pod") == words
 
 
-def test_an_apply_that_changes_one_object_says_one_object(capsys: pytest.CaptureFixture[str]) -> None:
+def test_apply_of_one_object_uses_the_singular(capsys: pytest.CaptureFixture[str]) -> None:
     _show_applied(ApplyResult(changed=["ConfigMap ads-config"]), "ads", "shop")
     assert "ads in namespace shop: 1 object created or changed;" in capsys.readouterr().out
 
@@ -35,10 +35,10 @@ def test_an_apply_that_changes_one_object_says_one_object(capsys: pytest.Capture
             ["ads-predictor.shop.svc:8500", "http://ads-predictor.shop.svc:8501"],
             False,
         ),
-        ("", [], False),  # Knative's name has other ports
+        ("", [], False),  # the Knative host has other ports
     ],
 )
-def test_a_server_in_a_pod_prints_only_addresses_that_others_can_call(
+def test_server_in_a_pod_prints_only_reachable_addresses(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
@@ -54,7 +54,7 @@ def test_a_server_in_a_pod_prints_only_addresses_that_others_can_call(
     if service is not None:
         monkeypatch.setenv("CLICKLINE_SERVICE", service)
     _show(load_config(file), ServerInfo(3, 2))
-    told = capsys.readouterr().out
-    lines = [line.split() for line in told.partition("try it:")[0].splitlines()]
+    result = capsys.readouterr().out
+    lines = [line.split() for line in result.partition("try it:")[0].splitlines()]
     assert [line[1] for line in lines if line and line[0] in ("gRPC", "HTTP", "metrics")] == addresses
-    assert ("127.0.0.1" in told, "curl" in told) == (tries, tries)
+    assert ("127.0.0.1" in result, "curl" in result) == (tries, tries)

@@ -1,4 +1,4 @@
-"""What the image promises, read from the files that make it."""
+"""Properties of the image, read from the files that build it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ SCRIPTS = sorted((ROOT / "image").glob("*.sh"))
 
 
 def instructions() -> list[tuple[str, str]]:
-    """(INSTRUCTION, rest) of the Dockerfile: lines joined, comments left out."""
+    """(INSTRUCTION, rest) of the Dockerfile, with joined lines and without comments."""
     text = "\n".join(
         line for line in (ROOT / "Dockerfile").read_text().splitlines() if not line.strip().startswith("#")
     )
@@ -44,28 +44,28 @@ def environment() -> dict[str, str]:
 
 
 @pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.name)
-def test_the_scripts_are_what_their_shell_reads(script: Path):
+def test_scripts_pass_a_syntax_check_of_their_shell(script: Path):
     shell = script.read_text().splitlines()[0].split("/")[-1].split()[-1]
     subprocess.run([shell, "-n", str(script)], check=True, timeout=30)
     assert os.access(script, os.X_OK)
 
 
 @pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.name)
-def test_shellcheck_finds_nothing(script: Path):
+def test_scripts_pass_shellcheck(script: Path):
     if shutil.which("shellcheck") is None:
         pytest.skip("shellcheck is not installed")
     subprocess.run(["shellcheck", str(script)], check=True, timeout=60)
 
 
 @pytest.mark.parametrize("arguments", [[], ["install"], ["kernels", "prefix"], ["all", "prefix"]])
-def test_the_script_says_how_it_is_called(arguments: list[str]):
+def test_script_prints_its_usage(arguments: list[str]):
     command = ["bash", str(ROOT / "image" / "build.sh"), *arguments]
     done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
     assert done.returncode == 2
     assert "usage: image/build.sh install PREFIX | kernels PREFIX KERNELS" in done.stderr
 
 
-def test_the_script_does_all_that_is_installed():
+def test_script_installs_everything():
     build = [rest for word, rest in stages()[0] if word == "RUN"]
     assert [re.search(r"image/build.sh (\w+) (.*)", line).groups() for line in build] == [
         ("install", "/opt/clickline/venv"),
@@ -74,7 +74,7 @@ def test_the_script_does_all_that_is_installed():
     assert "pip" not in " ".join(rest for stage in stages() for word, rest in stage if word == "RUN")
 
 
-def test_the_script_installs_every_extra_that_a_role_may_need():
+def test_script_installs_every_extra_that_a_role_needs():
     extras = set(tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"])
     script = (ROOT / "image" / "build.sh").read_text()
     installed = set(re.search(r"/source\[([a-z0-9,-]+)\]", script).group(1).split(","))
@@ -82,7 +82,7 @@ def test_the_script_installs_every_extra_that_a_role_may_need():
     assert "'ray[default]'" in script
 
 
-def test_the_final_stage_has_no_compiler_and_takes_two_things_from_the_first():
+def test_final_stage_has_no_compiler_and_copies_two_folders():
     final = stages()[-1]
     packages = re.search(
         r"apt-get install (.*?)&&", " ".join(rest for word, rest in final if word == "RUN")
@@ -95,12 +95,12 @@ def test_the_final_stage_has_no_compiler_and_takes_two_things_from_the_first():
     ]
 
 
-def test_both_stages_have_one_slim_base_with_our_python():
+def test_both_stages_share_a_slim_base_with_the_supported_python():
     assert ("ARG", "PYTHON=python:3.11-slim-bookworm") in instructions()
     assert [stage[0][1] for stage in stages()] == ["${PYTHON} AS build", "${PYTHON}"]
 
 
-def test_it_runs_as_a_number_that_is_not_root_and_that_deploy_sets_too():
+def test_image_runs_as_the_numeric_non_root_user_of_deploy():
     from clickline.config.deploy_sections import IdentitySection
 
     (user,) = [rest for word, rest in stages()[-1] if word == "USER"]
@@ -110,13 +110,13 @@ def test_it_runs_as_a_number_that_is_not_root_and_that_deploy_sets_too():
     )
 
 
-def test_nothing_is_fetched_by_the_dockerfile_itself_and_nothing_secret_is_named():
+def test_dockerfile_downloads_nothing_and_names_no_secrets():
     assert not [word for word, _ in instructions() if word == "ADD"]
     text = "\n".join(f"{word} {rest}" for word, rest in instructions())
     assert not re.search(r"https?://|password|secret|credential|_KEY|TOKEN=", text, re.IGNORECASE)
 
 
-def test_a_login_shell_finds_the_commands_too():
+def test_login_shell_finds_the_commands():
     run = " ".join(rest for word, rest in stages()[-1] if word == "RUN")
     (line,) = re.findall(r"echo '(.*?)' > /etc/profile.d/clickline.sh", run)
     found = subprocess.run(
@@ -130,7 +130,7 @@ def test_a_login_shell_finds_the_commands_too():
     assert environment()["PATH"] == "/opt/clickline/venv/bin:$PATH"
 
 
-def test_kernels_run_with_the_cpu_they_are_compiled_for():
+def test_kernels_are_compiled_for_the_cpu_they_run_on():
     arguments = {rest for word, rest in instructions() if word == "ARG" and rest.startswith("CPU")}
     assert arguments == {"CPU=x86-64-v3"}
     assert ("ARG", "CPU=x86-64-v3") in stages()[0] and ("ARG", "CPU=x86-64-v3") in stages()[-1]
@@ -140,7 +140,7 @@ def test_kernels_run_with_the_cpu_they_are_compiled_for():
     assert "CPU:=x86-64-v3" in (ROOT / "image" / "build.sh").read_text()
 
 
-def test_the_release_of_the_label_is_the_package_s():
+def test_image_label_has_the_package_version():
     release = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
     assert ("ARG", f"RELEASE={release}") in stages()[-1]
     labels = next(rest for word, rest in stages()[-1] if word == "LABEL")
@@ -148,7 +148,7 @@ def test_the_release_of_the_label_is_the_package_s():
     assert all(f"org.opencontainers.image.{name}=" in labels for name in names)
 
 
-def test_a_command_of_kubernetes_replaces_the_entrypoint_and_args_extend_it():
+def test_kubernetes_command_replaces_the_entrypoint_and_args_extend_it():
     final = dict(stages()[-1])
     assert (final["ENTRYPOINT"], final["CMD"]) == ('["clickline"]', '["--help"]')
     assert "/opt/clickline/health.sh" in final["HEALTHCHECK"]
@@ -162,18 +162,18 @@ def test_a_command_of_kubernetes_replaces_the_entrypoint_and_args_extend_it():
         "clickline.yaml", "src/clickline/__pycache__/a.pyc", "src/clickline.egg-info/PKG-INFO",
     ],
 )  # fmt: skip
-def test_the_builder_never_gets(path: str):
+def test_build_context_excludes(path: str):
     assert ignored(path)
 
 
 @pytest.mark.parametrize(
     "path", ["src/clickline/cli/main.py", "pyproject.toml", "constraints.txt", "image/build.sh"]
 )
-def test_the_builder_gets(path: str):
+def test_build_context_includes(path: str):
     assert not ignored(path)
 
 
-def test_the_builder_gets_all_that_is_copied_from_it():
+def test_build_context_includes_everything_that_is_copied():
     sources = [
         source
         for stage in stages()
@@ -185,7 +185,7 @@ def test_the_builder_gets_all_that_is_copied_from_it():
 
 
 def ignored(path: str) -> bool:
-    """As Docker reads .dockerignore: the last line that fits the path, or a folder above it, decides."""
+    """As Docker reads .dockerignore: the last line that matches the path or one of its parents decides."""
     parts = Path(path).parts
     above = ["/".join(parts[: i + 1]) for i in range(len(parts))]
     verdict = False
