@@ -277,7 +277,7 @@ def test_os_error_is_not_reported_as_a_bug(tmp_path: Path) -> None:
 
 
 def test_unexpected_exception_is_reported_as_a_bug(tmp_path: Path) -> None:
-    """A fault at an exact place: the preset cannot be read because its reader raises."""
+    """An error at a known place: reading the preset raises."""
     (tmp_path / "sitecustomize.py").write_text(
         "import importlib.resources\n"
         "def files(package): raise LookupError('first line\\nsecond line')\n"
@@ -295,7 +295,7 @@ def test_unexpected_exception_is_reported_as_a_bug(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("arguments", [["check", "--schema"], ["--help"], ["check", "--json"]])
 def test_closed_output_pipe_is_not_an_error(tmp_path: Path, arguments: list[str]) -> None:
-    """As with `| head`: nobody reads the pipe any more."""
+    """As with `| head`, which closes the pipe early."""
     reading, writing = os.pipe()
     os.close(reading)
     done = subprocess.run(

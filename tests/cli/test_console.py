@@ -1,4 +1,4 @@
-"""How long work is shown: bars on a terminal, plain lines elsewhere."""
+"""Progress output: bars on a terminal, plain lines elsewhere."""
 
 from __future__ import annotations
 
@@ -46,11 +46,11 @@ def test_no_output_contains_control_characters(capsys: pytest.CaptureFixture[str
     say(f"first\n{value}")
     with show_progress(as_json=False, quiet=True) as progress:
         progress.log(f"bad row: {value}")
-    told = capsys.readouterr()
-    assert told.out == (
+    output = capsys.readouterr()
+    assert output.out == (
         "VALUE             N\na\\x1b[2Jb\\x07\\n   1\nvalue  a\\x1b[2Jb\\x07\nfirst\na\\x1b[2Jb\\x07\n"
     )
-    assert told.err == "a\\x1b[2Jb\\x07\nbad row: a\\x1b[2Jb\\x07\n"
+    assert output.err == "a\\x1b[2Jb\\x07\nbad row: a\\x1b[2Jb\\x07\n"
 
 
 def test_plain_lines_without_a_terminal(

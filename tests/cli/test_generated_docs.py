@@ -1,4 +1,4 @@
-"""docs/config.md, docs/cli.md and docs/errors.md are what the program says today."""
+"""docs/config.md, docs/cli.md and docs/errors.md match the program."""
 
 from __future__ import annotations
 

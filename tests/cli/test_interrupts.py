@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM end any command fast, with one line and exit code 130."""
+"""Ctrl-C and SIGTERM stop any command quickly, with one line and exit code 130."""
 
 from __future__ import annotations
 

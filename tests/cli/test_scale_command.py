@@ -1,4 +1,4 @@
-"""clickline scale, as a user types it: to a driver that runs, to none, and with the wrong number."""
+"""clickline scale: with a running driver, without one, and with an invalid number."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def home(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def driven(home: Path) -> Iterator[Path]:
-    """A run that two workers learn and that a third one has left; this process is its driver."""
+    """A run with two workers, which a third one has left; this process is its driver."""
     driven = home / "runs" / "abc"
     with driver_lock(home, driven):
         workers = tuple(
@@ -95,7 +95,7 @@ def test_more_workers_than_the_config_allows_are_rejected(tmp_path: Path, driven
 
 
 def test_more_workers_than_the_run_allows_are_rejected(tmp_path: Path, driven: Path) -> None:
-    """The config was changed since."""
+    """The config was changed after the run started."""
     done = run("scale", "--workers", "8", "--set", "train.workers.max=9", cwd=tmp_path)
     assert done.returncode == 1
     assert done.stderr.startswith(

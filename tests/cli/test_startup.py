@@ -1,4 +1,4 @@
-"""The command answers fast and importing it does nothing."""
+"""The command starts quickly, and importing it has no side effects."""
 
 from __future__ import annotations
 

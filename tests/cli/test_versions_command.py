@@ -1,4 +1,4 @@
-"""clickline versions, as a user types it: what it prints, what it changes, what it says to the wrong thing."""
+"""clickline versions: what it prints, what it changes, and its errors."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def manifest(number: int, parent: int | None = None, **changes: Any) -> VersionM
 
 @pytest.fixture
 def versions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Versions:
-    """Runs the command in this process: what the shell would get, without half a second for each start."""
+    """Runs the command in this process, which saves half a second for each start."""
     (tmp_path / "clickline.yaml").write_text(CONFIG)
     monkeypatch.chdir(tmp_path)
 
@@ -117,7 +117,7 @@ def test_list_marks_pinned_and_damaged_versions(
     assert "000000002/manifest.json is not a manifest" in done.stderr
 
 
-def test_nothing_there_yet(versions: Versions, registry: Registry) -> None:
+def test_list_of_an_empty_registry(versions: Versions, registry: Registry) -> None:
     done = versions("list")
     assert (done.returncode, done.stdout) == (0, "")
     assert done.stderr == f"{registry.uri} has no versions yet: `clickline publish` creates one.\n"
@@ -368,7 +368,7 @@ def test_pin_lasts_until_unpin(versions: Versions, registry: Registry) -> None:
 # ── gc ─────────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_gc_keeps_as_many_as_the_config_says(versions: Versions, registry: Registry) -> None:
+def test_gc_keeps_the_number_of_versions_in_the_config(versions: Versions, registry: Registry) -> None:
     for _ in range(6):
         publish(registry)
     publish(registry, 6)

@@ -1,4 +1,4 @@
-"""clickline.yaml is read whole, and every mistake in it is told at once."""
+"""Loading clickline.yaml: every mistake in it is reported at once."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def mistakes(load: Load, tmp_path: Path) -> Mistakes:
 MINIMAL = "data: {train: a.tsv}\n"
 
 
-def told(found: list[Mistake]) -> list[tuple[int, str]]:
+def places(found: list[Mistake]) -> list[tuple[int, str]]:
     return [(m.line, m.key) for m in found]
 
 
@@ -89,7 +89,7 @@ def test_five_mistakes_are_five_lines_with_line_key_and_remedy(
 
 def test_invalid_key_does_not_hide_contradicting_keys(mistakes: Mistakes) -> None:
     found = mistakes("data:\n  train: a\n  max_bad_ratio: 2\n  modulo: 7\n  eval: 'b/{hour}'\n")
-    assert told(found) == [
+    assert places(found) == [
         (1, "data.eval_dates"),
         (3, "data.max_bad_ratio"),
         (4, "data.modulo"),
@@ -99,11 +99,11 @@ def test_invalid_key_does_not_hide_contradicting_keys(mistakes: Mistakes) -> Non
 
 def test_unreadable_key_causes_no_second_mistake(mistakes: Mistakes) -> None:
     # csv or not, nobody knows, so nothing is said about delimiter and fields.
-    assert told(mistakes("data:\n  format: cvs\n  train: a\n  delimiter: ';'\n")) == [(2, "data.format")]
-    assert told(mistakes("data:\n  format: ${NO_SUCH_VAR}\n  train: a\n  delimiter: ';'\n")) == [
+    assert places(mistakes("data:\n  format: cvs\n  train: a\n  delimiter: ';'\n")) == [(2, "data.format")]
+    assert places(mistakes("data:\n  format: ${NO_SUCH_VAR}\n  train: a\n  delimiter: ';'\n")) == [
         (2, "data.format")
     ]
-    assert told(mistakes("data:\n  trian: a\n")) == [(2, "data.trian")]
+    assert places(mistakes("data:\n  trian: a\n")) == [(2, "data.trian")]
 
 
 def test_union_branches_report_one_mistake(mistakes: Mistakes) -> None:
@@ -116,7 +116,7 @@ def test_union_branches_report_one_mistake(mistakes: Mistakes) -> None:
 
 def test_mistake_in_a_list_names_the_item(mistakes: Mistakes) -> None:
     found = mistakes(MINIMAL + "model:\n  hidden:\n  - 512\n  - 0\n  - x\n")
-    assert told(found) == [(5, "model.hidden[1]"), (6, "model.hidden[2]")]
+    assert places(found) == [(5, "model.hidden[1]"), (6, "model.hidden[2]")]
     assert found[0].problem == "is 0. Allowed: a whole number of at least 1."
 
 
@@ -222,7 +222,7 @@ def test_yaml_tags_are_rejected(mistakes: Mistakes, tmp_path: Path) -> None:
 
 
 def test_list_as_key_is_an_error(mistakes: Mistakes) -> None:
-    assert told(mistakes(MINIMAL + "? [a, b]\n: c\n")) == [(2, "")]
+    assert places(mistakes(MINIMAL + "? [a, b]\n: c\n")) == [(2, "")]
 
 
 def test_section_may_be_empty_but_not_a_scalar(load: Load, mistakes: Mistakes) -> None:

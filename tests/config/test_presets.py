@@ -1,4 +1,4 @@
-"""The presets are configs that pass as they are."""
+"""The presets are valid configs."""
 
 from __future__ import annotations
 

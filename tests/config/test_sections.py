@@ -1,4 +1,4 @@
-"""What each key may hold, and which keys may stand together."""
+"""The allowed values of each key, and which keys exclude each other."""
 
 from __future__ import annotations
 

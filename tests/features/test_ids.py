@@ -24,7 +24,7 @@ def array(data: bytes) -> np.ndarray:
 
 
 @given(st.binary(max_size=200), st.integers(0, 40), st.integers(0, 40))
-def test_xxh64_is_that_of_the_xxhash_package_at_any_place_in_a_buffer(text, before, after):
+def test_xxh64_matches_the_xxhash_package_at_any_offset(text, before, after):
     data = array(b"\xaa" * before + text + b"\x55" * after)
     assert encoder_kernels.xxh64(data, before, before + len(text)) == xxhash.xxh64(text).intdigest()
 
@@ -39,7 +39,7 @@ def test_missing_is_the_hash_of_the_empty_text():
     assert xxhash.xxh64(b"").intdigest() == encoder_kernels.MISSING_FEATURE_ID
 
 
-def test_ids_of_earlier_releases_stay_as_they_are():
+def test_ids_do_not_change_between_releases():
     """Ids are stored in datasets, checkpoints and versions: a change here breaks every one of them."""
     for vector in json.loads(VECTORS.read_text()):
         slot = SlotField(vector["slot"], vector["slot"], slot_number(vector["slot"]), vector["source"])
@@ -76,7 +76,7 @@ def test_another_process_gives_the_same_ids():
 # 0 means that there is no value, and so does the hash of the empty text.
 @given(st.lists(st.integers(1, 2**64 - 1), unique=True, max_size=50), st.integers(0, 2**64 - 1))
 @example([1, encoder_kernels.MISSING_FEATURE_ID], 0)
-def test_mixing_a_slot_in_never_makes_two_values_one(feasigns, number):
+def test_two_values_of_a_slot_never_collide(feasigns, number):
     slot = SlotField("s", "s", number, "feasign")
     encoded, _ = Encoder(FeatureSpec((), (slot,))).encode_values([{"s": feasign} for feasign in feasigns])
     assert len(set(encoded.slots[0].ids_N.tolist())) == len(feasigns)

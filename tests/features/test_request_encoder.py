@@ -1,4 +1,4 @@
-"""A request is encoded as a log is: the same ids, floats and complaints, whatever holds the values."""
+"""A request is encoded like a log: the same ids, floats and errors, whatever type holds the values."""
 
 from __future__ import annotations
 
@@ -231,7 +231,7 @@ def test_one_value_has_one_id_however_it_is_written():
 
 
 @pytest.mark.parametrize(("kind", "value"), [(TEXT, b""), (FLOAT64, float("nan")), (ABSENT, None)])
-def test_nothing_is_missing_however_it_is_written(kind, value):
+def test_empty_value_is_missing_in_every_type(kind, value):
     spec = FeatureSpec(
         (DenseField("x", "x", "log1p"),), (SlotField("y", "x", 3), SlotField("z", "x", 4, "log2"))
     )
@@ -251,12 +251,12 @@ def test_a_bad_value_is_reported():
     ]
 
 
-def test_absent_statistics_are_found_before_the_first_request():
+def test_absent_statistics_are_reported_before_the_first_request():
     with pytest.raises(DataError, match="x: transform minmax needs statistics"):
         RequestEncoder(FeatureSpec((DenseField("x", "x", "minmax"),), ()))
 
 
-def test_ids_of_all_slots_stand_in_one_array():
+def test_ids_of_all_slots_are_in_one_array():
     spec = FeatureSpec(
         (), (SlotField("x", "x", 3), SlotField("y", "x", 4), SlotField("m", "y", 5, multi=True))
     )

@@ -81,7 +81,7 @@ def test_a_row_gets_the_same_bits_alone_and_in_any_batch(rows):
 
 
 def as_text(value: object) -> str:
-    """A value the way a CSV file holds it."""
+    """A value as text in a CSV file."""
     if value is None:
         return ""
     if isinstance(value, bool):

@@ -422,7 +422,7 @@ def test_several_narrow_floats_a_row_have_their_shortest_texts():
 # ── dates, decimals, booleans ──────────────────────────────────────────────────────────────────
 
 
-def test_a_date_is_its_iso_text_a_decimal_its_digits_and_a_truth_is_1_or_0(folder: Path):
+def test_dates_are_iso_text_decimals_are_digits_and_booleans_are_1_or_0(folder: Path):
     import datetime as dt
 
     day = [dt.date(2026, 1, 31), dt.date(1969, 12, 31), None]
@@ -559,7 +559,7 @@ def test_the_frequent_values_of_a_report_are_canonical_texts(folder: Path):
     assert tally.slots[0].frequent == {"0.1": 1, "7": 1}
 
 
-# ── what clients are told ──────────────────────────────────────────────────────────────────────
+# ── metadata for clients ──────────────────────────────────────────────────────────────────────
 
 
 def told_types(spec: FeatureSpec) -> dict[str, dict[str, str]]:

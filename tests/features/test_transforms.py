@@ -1,4 +1,4 @@
-"""Dense transforms and buckets: what they compute, and what they say of values they cannot use."""
+"""Dense transforms and buckets: what they compute, and the errors for values they cannot use."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_robust_is_the_logarithm_of_the_distance_from_the_median_in_spreads(valu
     assert found == pytest.approx(math.copysign(math.log1p(away), value - 3.0), rel=1e-5, abs=1e-6)
 
 
-def test_robust_keeps_its_bits():
+def test_bits_of_robust_do_not_change():
     """Stored datasets and versions depend on them."""
     assert dense("robust", [3, None, 5, 1, 1e19, -1e19]) == [
         0.0,
@@ -68,13 +68,13 @@ def buckets(source: str, values: list[object]) -> list[int]:
     return Encoder(spec).encode_values([{"x": v} for v in values])[0].slots[0].ids_N.tolist()
 
 
-def test_log2_buckets_part_at_powers_of_two():
+def test_log2_buckets_are_bounded_by_powers_of_two():
     ids = buckets("log2", [1, 1.99, 2, 3.99, 4, 0, -1, -1.5, -2, None])
     assert ids[0] == ids[1] and ids[2] == ids[3] and ids[6] == ids[7]
     assert len(set(ids)) == 7
 
 
-def test_quantile_buckets_part_at_the_edges():
+def test_quantile_buckets_are_bounded_by_the_edges():
     ids = buckets("quantiles", [0, 0.99, 1, 4.99, 5, 1e9, None])
     assert ids[0] == ids[1] and ids[2] == ids[3] and ids[4] == ids[5]
     assert len(set(ids)) == 4
@@ -118,14 +118,14 @@ def test_a_feasign_may_be_written_signed_or_unsigned():
     assert len(set(alone)) == 2
 
 
-def test_several_values_in_a_slot_for_one_are_named():
+def test_several_values_in_a_single_valued_slot_are_reported():
     spec = FeatureSpec((), (SlotField("s", "s", 1),))
     _, faults = Encoder(spec).encode_values([{"s": ["a", "b"]}])
     ((fault,),) = faults
     assert fault.detail == "s has 2 values, only one is allowed; set multi: true"
 
 
-def test_missing_values_among_several_are_dropped_and_none_left_is_missing():
+def test_missing_values_among_several_are_dropped_and_an_empty_list_is_missing():
     slot = SlotField("s", "s", 1, multi=True, separator="|")
     encoded, _ = Encoder(FeatureSpec((), (slot,))).encode_values(
         [{"s": "a||b"}, {"s": "|"}, {"s": None}, {"s": [None, "a"]}]

@@ -33,13 +33,14 @@ def status(
     as_json: Json = False,
 ) -> None:
     """Show how much of the logs is cached."""
+    from clickline.data.prepare.run import find_split
     from clickline.errors import HourNotReady
 
     config, storage, files = _open(config_file, overrides)
     rows: list[dict[str, object]] = []
     for name in _splits(config, which):
         try:
-            cached = files.status(_split_files(config, storage, name, Progress()))
+            cached = files.status(find_split(config, storage, name, Progress()))
         except HourNotReady as error:
             note(str(error))
             rows.append({"name": name, "phase": "Waiting"})
@@ -83,8 +84,7 @@ def prefetch(
     """Download the logs that are not cached yet."""
     with show_progress(as_json=as_json, quiet=quiet) as progress:
         config, storage, files = _open(config_file, overrides)
-        splits = [_split_files(config, storage, name, progress) for name in _splits(config, which)]
-        files.prefetch([file for split in splits for file in split], progress)
+        files.prefetch(_files(config, storage, which, progress), progress)
     status(which, config_file, overrides, as_json)
 
 
@@ -97,8 +97,7 @@ def clear(
 ) -> None:
     """Remove the local copies of the logs; copies in use by a running process stay."""
     config, storage, files = _open(config_file, overrides)
-    splits = [_split_files(config, storage, name, Progress()) for name in _splits(config, which)]
-    cleared = files.clear([file for split in splits for file in split])
+    cleared = files.clear(_files(config, storage, which, Progress()))
     if as_json:
         emit({"files": cleared.files, "bytes": cleared.size, "in_use": cleared.in_use})
         return
@@ -122,7 +121,9 @@ def _splits(config: Config, which: Literal["train", "eval"] | None) -> list[str]
     return [name for name in splits if which in (None, name)]
 
 
-def _split_files(config: Config, storage: Storage, split: str, progress: Progress) -> list[SourceFile]:
+def _files(
+    config: Config, storage: Storage, which: Literal["train", "eval"] | None, progress: Progress
+) -> list[SourceFile]:
     from clickline.data.prepare.run import find_split
 
-    return find_split(config, storage, split, progress)
+    return [file for name in _splits(config, which) for file in find_split(config, storage, name, progress)]

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from clickline.cli.console import note
-from clickline.errors import ConfigError, Mistake
+from clickline.cli.init import write_config
 
 if TYPE_CHECKING:
     from clickline.importers.config_draft import ConfigDraft
@@ -91,18 +91,7 @@ def _write(draft: ConfigDraft, output: Path, force: bool) -> None:
     if str(output) == "-":
         typer.echo(text, nl=False)
         return
-    output.parent.mkdir(parents=True, exist_ok=True)
-    try:
-        with output.open("w" if force else "x", encoding="utf-8") as file:
-            file.write(text)
-    except FileExistsError:
-        remedy = "Name another file with -o, or overwrite it with --force."
-        raise ConfigError([Mistake(str(output), 0, "", "already exists.", remedy)]) from None
-    typer.echo(
-        f"wrote {output}: {_count(len(draft.entries), 'key')}, {len(draft.skipped)} without a counterpart"
-    )
+    write_config(output, text, force, "Name another file with -o, or overwrite it with --force.")
+    keys = "1 key" if len(draft.entries) == 1 else f"{len(draft.entries)} keys"
+    typer.echo(f"wrote {output}: {keys}, {len(draft.skipped)} without a counterpart")
     note("next: read its comments, then run clickline check")
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number} {noun}{'' if number == 1 else 's'}"

@@ -23,13 +23,17 @@ def init(
     """Write a commented clickline.yaml."""
     target = folder / "clickline.yaml"
     text = (files("clickline.config") / "presets" / f"{preset}.yaml").read_text(encoding="utf-8")
-    folder.mkdir(parents=True, exist_ok=True)
+    write_config(target, text, force, "Name another folder, or overwrite it with --force.")
+    typer.echo(f"wrote {target} (preset {preset})")
+    inside = "" if folder == Path() else f"cd {folder} && "
+    typer.echo(f"next: {inside}clickline sample --format {preset} --out data && clickline up")
+
+
+def write_config(target: Path, text: str, force: bool, remedy: str) -> None:
+    """Write a config and the folders above it; an existing file is overwritten only with `force`."""
+    target.parent.mkdir(parents=True, exist_ok=True)
     try:
         with target.open("w" if force else "x", encoding="utf-8") as file:
             file.write(text)
     except FileExistsError:
-        remedy = "Name another folder, or overwrite it with --force."
         raise ConfigError([Mistake(str(target), 0, "", "already exists.", remedy)]) from None
-    typer.echo(f"wrote {target} (preset {preset})")
-    inside = "" if folder == Path() else f"cd {folder} && "
-    typer.echo(f"next: {inside}clickline sample --format {preset} --out data && clickline up")

@@ -90,15 +90,19 @@ class Inputs:
                         else:
                             yield number, replace(previous, time_unit=unit), False
                     previous = block
-            now = self.storage.describe(file.uri)
-            if now is None or (now.size, now.version) != (file.size, file.version):
-                raise DataError(
-                    f"{redacted(file.uri)} changed while it was read. Run the same command again; if it is still "
-                    "being written, wait until it is complete."
-                )
+            self.check_unchanged(file)
             if previous is None:  # an empty file also has a last block, so that it is recorded as read
                 previous = Block(redacted(file.uri), 1, None, 0)
             yield number, replace(previous, time_unit=unit), True
+
+    def check_unchanged(self, file: SourceFile) -> None:
+        """Raise an error if the file is no longer the one that was listed."""
+        now = self.storage.describe(file.uri)
+        if now is None or (now.size, now.version) != (file.size, file.version):
+            raise DataError(
+                f"{redacted(file.uri)} changed while it was read. Run the same command again; if it is still "
+                "being written, wait until it is complete."
+            )
 
     def _time_unit(self, block: Block) -> TimeUnit | None:
         """The time unit in a block. The first block with one decides for its file; the last, only for itself."""

@@ -9,7 +9,7 @@ import numpy as np
 
 from clickline.data.input_blocks import Inputs, map_in_order
 from clickline.data.readers import Reader
-from clickline.data.readers.reader import MAX_LISTED_BAD_ROWS
+from clickline.data.readers.reader import MAX_LISTED_BAD_ROWS, unlisted_rows
 from clickline.data.targets import TargetFields, TimeBounds, read_targets
 from clickline.features import Encoder, FeatureSpec
 from clickline.progress import Progress
@@ -79,8 +79,6 @@ class LabelledReader:
             for row, line in zip(new_F[:room].tolist(), lines_F, strict=False):
                 bad.append(BadRow(file, line, group.reason, group.describe(row)))
             if new_F.size > room:
-                rest = new_F.size - room
-                detail = f"{rest:,} more rows of this kind in this part of the file, not listed"
-                bad.append(BadRow(file, lines_F[room], group.reason, detail, count=rest))
+                bad.append(unlisted_rows(file, lines_F[room], group.reason, new_F.size - room))
             room = max(0, room - new_F.size)
         return rows.select(~dropped_B)

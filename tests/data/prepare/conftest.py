@@ -23,7 +23,7 @@ FIRST_HOUR = 20454 * 24  # 2026-01-01T00, where samples begin
 
 
 class Heard(Progress):
-    """A watcher that remembers what it was told."""
+    """A Progress that records its calls."""
 
     def __init__(self) -> None:
         self.said: list[str] = []
@@ -72,7 +72,7 @@ _FIELDS: dict[str, dict[str, Any]] = {
 
 
 class Hours:
-    """A project whose logs come hour by hour."""
+    """A project whose logs arrive hour by hour."""
 
     def __init__(self, project: Project, form: str, rows: int = 3000, hours: int = 3, **data: Any) -> None:
         self.project = project

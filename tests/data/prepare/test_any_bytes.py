@@ -1,4 +1,4 @@
-"""Whatever a file holds, prepare ends with a dataset or with words; it never crashes, and every line is accounted for."""
+"""Whatever a file holds, prepare builds a dataset or reports an error; it never crashes, and every line is counted."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Bad rows are named, counted and kept; too many of them stop the stage with exit 4."""
+"""Bad rows are listed, counted and quarantined; too many of them stop the stage with exit code 4."""
 
 from __future__ import annotations
 

@@ -97,7 +97,7 @@ def test_statistics_come_from_the_training_rows_alone(project, criteo_line):
 
 
 def test_numbers_without_a_transform_are_scaled_and_requests_get_the_same_floats(project):
-    """Large, heavy-tailed, signed, mostly zero, constant, absurd: nothing needs to be said of them."""
+    """Large, heavy-tailed, signed, mostly zero, constant, absurd: none needs a setting."""
     rng = np.random.default_rng(3)
     columns = {
         "large": rng.lognormal(np.log(4e5), 1, 4000).round(),

@@ -1,4 +1,4 @@
-"""One hour prepared alone is what `prepare` makes of the same files, in every format."""
+"""An hour prepared alone equals what `prepare` builds from the same files, in every format."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def test_a_missing_hour_is_not_waited_for(project, hourly):
 
 
 def test_an_hour_that_changes_while_it_is_read_is_not_ready(project):
-    """Its rows are neither learned half nor called bad: the next look finds it whole."""
+    """It is neither trained on in part nor counted as bad: the next attempt finds it complete."""
     project.write("logs/20260101/00/a.txt", "1")
     project.write("logs/20260101/00/donefile", "")
     reader = (
@@ -255,7 +255,7 @@ def test_an_hour_of_bad_rows_stays_in_quarantine(project, form, hourly):
 
 
 @pytest.mark.parametrize("form", ["slots", "paddlerec"])
-def test_a_first_hour_in_another_format_is_not_taken_for_an_empty_one(project, form, criteo_line, hourly):
+def test_first_hour_in_another_format_is_not_treated_as_empty(project, form, criteo_line, hourly):
     hours = hourly(form)
     hours.file(0).write_text(criteo_line(1, 5) * 20)
     with pytest.raises(TooManyBadRows, match="20 of 20 rows"):

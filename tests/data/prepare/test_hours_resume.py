@@ -1,4 +1,4 @@
-"""An hour is whole or made again: killed at any moment, on a full disk, with what is there damaged."""
+"""An hour is complete or built again: after a kill at any moment, on a full disk, with damaged files."""
 
 from __future__ import annotations
 
@@ -75,12 +75,12 @@ def test_killed_at_many_moments_an_hour_equals_an_uninterrupted_run(project, hou
 
 
 class Killed(BaseException):
-    """Stands for the end of the process: nothing that tidies up after errors may catch it."""
+    """Simulates the end of the process: no clean-up after errors may catch it."""
 
 
 @pytest.mark.parametrize("moment", ["begun", "resolved.yaml", "manifest.json", "work", "lock"])
-def test_a_run_can_end_at_a_chosen_moment(project, hourly, monkeypatch, moment):
-    """Between the first sign and the last: the next run finds it and goes on, whatever is left."""
+def test_run_killed_at_a_chosen_moment_resumes(project, hourly, monkeypatch, moment):
+    """Wherever the run is killed, the next run resumes with what is left."""
     hours = hourly("criteo")
     spoil(hours.file(0))
     hours.prepare(0, None)
@@ -243,7 +243,7 @@ def test_pruned_hours_keep_their_bad_rows_for_a_month(project, hourly):
         kept[hour] = content(Path(found.dataset.folder))
     there = hours_folder(project)
     (there / "mine").mkdir()
-    (there / "20261301-00").mkdir()  # no month of ours
+    (there / "20261301-00").mkdir()  # there is no month 13
     for name in ("20251201-23", "20251202-05"):  # older than 30 days, and not
         (there / name / "quarantine").mkdir(parents=True)
         (there / name / "quarantine" / "train-00000.jsonl").write_text("{}\n")

@@ -1,4 +1,4 @@
-"""Thousands of columns: work and the manifest grow with their number, not with its square."""
+"""Thousands of columns: time and the size of the manifest grow linearly with their number."""
 
 from __future__ import annotations
 
@@ -35,14 +35,14 @@ def manifest_bytes(project, columns: int) -> int:
     return Path(project.prepare().dataset.folder, MANIFEST).stat().st_size
 
 
-def test_manifest_has_about_a_kilobyte_for_a_slot(project):
-    """Ten frequent values of both splits, and how it is encoded; what the config says of it is not repeated."""
+def test_manifest_takes_about_a_kilobyte_per_slot(project):
+    """Ten frequent values of both splits, and the encoding; the config is not repeated."""
     few, many = manifest_bytes(project, 100), manifest_bytes(project, 300)
     assert (many - few) / 200 < 1200
 
 
 def seconds(work) -> float:
-    """Of this thread's own: others may use the machine."""
+    """Processor time of this thread, since others may use the machine."""
 
     def once() -> float:
         began = time.thread_time()
@@ -62,7 +62,7 @@ def read_parquet_header(path: Path, names: list[str]) -> None:
 
 
 @pytest.mark.parametrize("read", [read_csv, read_parquet_header])
-def test_columns_are_found_in_time_that_grows_with_their_number(tmp_path, read):
+def test_finding_columns_takes_linear_time(tmp_path, read):
     def one(columns: int) -> float:
         names = [f"column-{number}" for number in range(columns)]
         path = tmp_path / f"{columns}"
@@ -87,7 +87,7 @@ def test_resolved_config_of_thousands_of_fields_loads_again(project):
 
 
 def values_scored(fields: int) -> tuple[int, int]:
-    """What telling the importance of so many fields costs: values that are scored; and how many fields were told."""
+    """The cost of reporting the importance of many fields: values scored, and fields reported."""
     names = [f"c{number}" for number in range(fields)]
     features = FeatureSpec((), tuple(SlotField(name, name, n) for n, name in enumerate(names)))
     ids_B, ones_B = np.arange(4, dtype=np.uint64), np.ones(4, dtype=np.float32)

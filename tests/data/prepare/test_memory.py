@@ -1,4 +1,4 @@
-"""Memory does not grow with the number of rows, in no format that streams."""
+"""Memory does not grow with the number of rows in any streaming format."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ MEASURE = (
 
 
 def peak_bytes(folder: Path, *command: str, code: int = 0) -> int:
-    """Largest resident size of a process that ended with this exit code."""
+    """The peak resident size of a process, which must exit with this code."""
     measured = subprocess.run(
         [sys.executable, "-c", MEASURE, CLICKLINE, *command],
         cwd=folder,

@@ -1,4 +1,4 @@
-"""`prepare` on a cluster makes the same bytes as on one machine, whatever dies meanwhile."""
+"""`prepare` on a cluster builds the same bytes as on one machine, whichever processes die meanwhile."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ tracking: {{enabled: false}}
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[RaySession]:
-    """A Ray with two CPUs for the tests of this module, which `prepare` finds connected."""
+    """A connected Ray cluster with two CPUs for the tests of this module."""
     pytest.importorskip("ray", reason="the extra `cluster` is not installed")
     with open_session(None, cpus=2, home=None, progress=Progress()) as opened:
         yield opened
@@ -72,7 +72,7 @@ def config_of(folder: Path, home: str, mode: str = "local", address: str = "null
 
 
 def content(home: Path) -> dict[str, bytes]:
-    """Every file, but for what of the config stands beside it: home, mode and address."""
+    """Every file, without the parts of the config that differ: home, mode and address."""
     return {
         str(file.relative_to(home)): file.read_bytes()
         for file in sorted(home.rglob("*"))
@@ -90,7 +90,7 @@ def expected(logs: Path) -> dict[str, bytes]:
 
 
 def workers() -> list[int]:
-    """Processes of Ray that make a shard now."""
+    """The Ray processes that are building a shard."""
     found = []
     for folder in Path("/proc").iterdir():
         if folder.name.isdigit():
@@ -121,7 +121,7 @@ def test_the_same_bytes_as_on_one_machine(
     assert prepare(config, Progress()).reused
 
 
-def test_processes_that_are_killed_change_nothing(
+def test_killed_worker_processes_do_not_change_the_result(
     cluster: RaySession, logs: Path, expected: dict[str, bytes]
 ) -> None:
     config = config_of(logs, "killed", "cluster", cluster.address)
@@ -151,7 +151,7 @@ def test_processes_that_are_killed_change_nothing(
 
 
 class _Interrupted(Progress):
-    """Stops the driver when some shards are made."""
+    """Stops the driver when some shards are finished."""
 
     def __init__(self, shards: int) -> None:
         self.left = shards
@@ -186,11 +186,11 @@ def test_a_data_error_is_reported_as_on_one_machine(cluster: RaySession, logs: P
     shutil.copytree(logs / "data", tmp_path / "data")
     (tmp_path / "data" / "train.tsv").write_bytes(b"no row\n" * 3000)
     config = config_of(tmp_path, "bad", "cluster", cluster.address)
-    with pytest.raises(TooManyBadRows, match=r"3,000 wrong column count") as told:
+    with pytest.raises(TooManyBadRows, match=r"3,000 wrong column count") as on_cluster:
         prepare(config, Progress())
     with pytest.raises(TooManyBadRows) as alone:
         prepare(config_of(tmp_path, "bad"), Progress())
-    assert str(told.value) == str(alone.value)
+    assert str(on_cluster.value) == str(alone.value)
 
 
 def test_a_file_that_changes_between_plan_and_reading_is_refused(

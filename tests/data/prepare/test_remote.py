@@ -156,7 +156,7 @@ def test_a_missing_hour_stops_with_exit_4_and_is_named(project, bucket):
 
 
 @pytest.mark.slow
-def test_data_status_shows_hours_that_are_waited_for(project, bucket):
+def test_cache_status_shows_hours_that_are_waited_for(project, bucket):
     late = {**HOURS, "dates": {"from": "20260101/01", "to": "20260101/04"}}
     project.configure(late, storage={"options": bucket})
     done = subprocess.run(

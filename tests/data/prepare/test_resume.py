@@ -99,7 +99,7 @@ def test_finished_shards_are_reused(project, criteo_line, monkeypatch):
 
 
 def test_temporary_files_of_a_killed_write_are_removed(project, criteo_line, monkeypatch):
-    """`kill -9` between the writing of a hidden file and its renaming: nobody else would ever remove it."""
+    """`kill -9` between writing a hidden file and renaming it: nothing else would remove it."""
     fill(project, criteo_line, 3000)
     project.prepare()
     undisturbed = content(datasets(project))

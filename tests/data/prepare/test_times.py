@@ -1,4 +1,4 @@
-"""When a row happened: units of unix time, years that can be, and rows dated after their file or after now."""
+"""Event times: units of unix time, allowed years, and rows dated after their file or in the future."""
 
 from __future__ import annotations
 
@@ -105,8 +105,8 @@ def test_unit_beside_a_time_format_is_refused(project):
         project.prepare()
 
 
-def test_unit_holds_for_the_whole_file_wherever_it_is_cut(project):
-    """The first rows decide for a file; what later blocks hold most of does not count."""
+def test_unit_applies_to_the_whole_file_at_any_block_size(project):
+    """The first rows decide for a file; later blocks do not."""
     rows = 20_000
     times = [START] * (rows // 2) + [START * 1000] * (rows // 2)
     project.write("a.csv", csv(*times))
@@ -135,7 +135,7 @@ NO_TIMES = (
 )
 
 
-def test_times_outside_the_years_that_can_be_are_quarantined(project):
+def test_times_outside_the_allowed_years_are_quarantined(project):
     project.write("a.csv", csv(START, *NO_TIMES, START))
     configure(project)
     result = project.prepare()
@@ -212,7 +212,7 @@ def test_a_wrong_clock_is_read_again_after_an_error(project, monkeypatch):
 )
 @pytest.mark.parametrize("unit", PER_SECOND)
 def test_parquet_timestamps_need_no_unit(project, unit, at):
-    """They say their unit themselves."""
+    """Their type includes the unit."""
     times = pa.array([(START + n) * PER_SECOND[unit] for n in (0, 3600)] + [None], pa.timestamp(unit))
     pq.write_table(
         pa.table({"y": [0, 1, 1], "u": ["a", "b", "c"], "at": times}), project.folder / "a.parquet"
@@ -224,8 +224,8 @@ def test_parquet_timestamps_need_no_unit(project, unit, at):
     assert str(row["detail"]).startswith("at is missing, expected ")
 
 
-def test_file_of_dates_is_looked_at_once_for_its_unit(project, monkeypatch):
-    """And not at all to measure numbers."""
+def test_file_of_dates_is_searched_once_for_its_unit(project, monkeypatch):
+    """Nor is the unit needed to measure numbers."""
     looked = 0
     real = dataset_builder.time_unit_detector
 
@@ -248,7 +248,7 @@ def test_file_of_dates_is_looked_at_once_for_its_unit(project, monkeypatch):
     assert looked == 1
 
 
-def test_interrupted_dataset_keeps_the_clock_that_it_began_with(project, monkeypatch):
+def test_interrupted_dataset_keeps_its_reference_time(project, monkeypatch):
     """Resumed days later, rows that were dated in the future are still bad rows, in every shard."""
     now = int(time.time())
     project.write("a.csv", csv(*(now + (5 * 86400 if row % 10 == 0 else 0) for row in range(20_000))))

@@ -1,4 +1,4 @@
-"""Read a file to the end, as plain Python values that a test can compare."""
+"""Reads a whole file as plain Python values that a test can compare."""
 
 from __future__ import annotations
 

@@ -132,7 +132,7 @@ def test_timestamps_are_seconds_since_1970_utc_rounded_down() -> None:
     assert rows_of(pa.array([seconds], pa.timestamp("s"))) == [[seconds]]
 
 
-def test_dates_are_their_iso_text_as_in_a_csv() -> None:
+def test_dates_become_iso_text_as_in_a_csv() -> None:
     days = [dt.date(1969, 12, 30), None, dt.date(2026, 1, 31)]
     for kind in (pa.date32(), pa.date64()):
         assert rows_of(pa.array(days, kind)) == [[b"1969-12-30"], [], [b"2026-01-31"]]

@@ -62,7 +62,7 @@ def test_rows_that_a_users_function_yields(tmp_path: Path, block_bytes: int) -> 
     assert not (tmp_path / "__pycache__").exists()
 
 
-def test_blocks_are_cut_from_large_batches(tmp_path: Path) -> None:
+def test_large_batches_are_split_into_blocks(tmp_path: Path) -> None:
     source = """
         import pyarrow as pa
 
@@ -105,7 +105,7 @@ def test_blocks_are_cut_from_large_batches(tmp_path: Path) -> None:
         ("a\0b", " is not Python: "),
     ],
 )
-def test_mistakes_are_found_before_any_data_are_read(tmp_path: Path, source: str, words: str) -> None:
+def test_mistakes_are_found_before_any_data_is_read(tmp_path: Path, source: str, words: str) -> None:
     path = tmp_path / "my_reader.py"
     path.write_text(source)
     modules = set(sys.modules)
@@ -130,7 +130,7 @@ def test_a_file_that_is_absent(tmp_path: Path) -> None:
         CustomReader(tmp_path / "gone.py", ("a",))
 
 
-def test_defaults_are_the_users_business(tmp_path: Path) -> None:
+def test_read_may_have_parameters_with_defaults(tmp_path: Path) -> None:
     rows, bad = read_all(
         make(
             tmp_path,
@@ -213,7 +213,7 @@ def test_two_readers_of_the_same_name_are_separate(tmp_path: Path) -> None:
 
 
 def test_what_a_reader_prints_goes_to_stderr(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """stdout is the command's own: with --json it holds one document and nothing else."""
+    """stdout belongs to the command: with --json it holds one document and nothing else."""
     path = tmp_path / "my_reader.py"
     path.write_text(
         "import pyarrow as pa\nprint('loaded')\n\ndef read(path):\n    print('hello')\n"

@@ -78,7 +78,7 @@ def test_criteo_reads_what_a_simple_parser_reads(tmp_path: Path, text: bytes, bl
 
 
 @given(text=st.binary(max_size=300))
-def test_no_bytes_at_all_can_stop_criteo(tmp_path: Path, text: bytes):
+def test_criteo_reader_accepts_any_bytes(tmp_path: Path, text: bytes):
     path = tmp_path / "log.tsv"
     text = b"\n" + text  # so that no bytes look compressed
     path.write_bytes(text)
@@ -111,7 +111,7 @@ def test_a_bad_row_is_reported_with_its_line_and_text(tmp_path: Path):
     [None, b"label", b"Label", b"clicked", b'"label"'],
     ids=["none", "label", "Label", "clicked", "quoted"],
 )
-def test_criteo_finds_out_delimiter_and_header(tmp_path: Path, delimiter: bytes, header: bytes | None):
+def test_criteo_detects_delimiter_and_header(tmp_path: Path, delimiter: bytes, header: bytes | None):
     path = tmp_path / "log"
     row = CRITEO_ROW.replace(b"\t", delimiter)
     lines = [row, row]
@@ -126,7 +126,7 @@ def test_criteo_finds_out_delimiter_and_header(tmp_path: Path, delimiter: bytes,
     assert list(rows[0][1].values()) == CRITEO_ROW.split(b"\t")
 
 
-def test_a_header_in_another_order_is_followed(tmp_path: Path):
+def test_header_in_another_order_decides_the_columns(tmp_path: Path):
     path = tmp_path / "log"
     names = [*CRITEO_FIELDS[14:], *CRITEO_FIELDS[:14]]
     path.write_text("\t".join(names) + "\n" + "\t".join(f"v_{name}" for name in names) + "\n")
@@ -136,7 +136,7 @@ def test_a_header_in_another_order_is_followed(tmp_path: Path):
 
 
 @pytest.mark.parametrize("first", [b"2", b"", b"0.0", b"-1", b"nan", b"oops"])
-def test_a_first_row_with_a_wrong_label_is_not_taken_for_a_header(tmp_path: Path, first: bytes):
+def test_first_row_with_a_wrong_label_is_not_a_header(tmp_path: Path, first: bytes):
     path = tmp_path / "log"
     path.write_bytes(first + CRITEO_ROW[1:] + b"\n")
     ((_, cells),), _ = read(CriteoReader(), path)
@@ -214,7 +214,7 @@ def test_an_all_bad_block_is_counted_exactly_in_little_memory(tmp_path: Path):
 def csv_by_hand(
     text: bytes, columns: int, delimiter: bytes = b","
 ) -> tuple[list[tuple[int, list[bytes]]], list[tuple[int, str]]]:
-    """The rules of `delimited.py` once more, as regular expressions."""
+    """The grammar of `delimited.py`, as regular expressions."""
     d = re.escape(delimiter)
     blank = rb"[ \t]*+".replace(b" " if delimiter == b" " else b"\\t" if delimiter == b"\t" else b"\0", b"")
     quoted = rb'%b"((?>[^"]|"")*+)"%b(?=%b|\r?\n|\r?\Z)' % (blank, blank, d)
@@ -252,7 +252,7 @@ def csv_by_hand(
 
 
 def csv_reason(line: bytes, value: bytes, columns: int) -> str:
-    """What its first line alone says about a row that is none."""
+    """The error of a bad row, from its first line alone."""
     at, found = 0, 0
     while found <= columns:
         match = re.compile(value).match(line, at)
@@ -301,7 +301,7 @@ csv_pieces = st.lists(
 
 
 @given(text=csv_pieces, columns=st.integers(1, 3), delimiter=st.sampled_from([b",", b"\t", b";", b" "]))
-def test_csv_reads_what_the_rules_say_at_any_block_size(
+def test_csv_matches_a_simple_parser_at_any_block_size(
     tmp_path: Path, text: bytes, columns: int, delimiter: bytes
 ):
     path = tmp_path / "log.csv"
@@ -326,7 +326,7 @@ def plain_csv(columns: Sequence[str], delimiter: str = ",", block_bytes: int = 8
     ),
     block_bytes=st.integers(1, 60),
 )
-def test_what_pythons_csv_writer_quotes_comes_back_unchanged(
+def test_output_of_pythons_csv_writer_is_read_unchanged(
     tmp_path: Path, table: list[list[str]], block_bytes: int
 ):
     path = tmp_path / "log.csv"
@@ -471,7 +471,7 @@ def test_a_quote_that_is_never_closed_costs_one_line_of_a_large_file(tmp_path: P
     assert [(b.line, b.reason, b.text) for b in bad] == [(1, "unclosed quote", '1,"2,3')]
 
 
-def test_many_unclosed_quotes_take_no_more_than_a_few_looks_at_each_byte(tmp_path: Path):
+def test_many_unclosed_quotes_take_linear_time(tmp_path: Path):
     path = tmp_path / "log.csv"
     lines = 100_000
     path.write_bytes(b'a","\n' * lines)  # each line closes the quote of the one before and opens another

@@ -1,4 +1,4 @@
-"""tf.Example as the real protobuf library writes it, against our walker of its bytes."""
+"""tf.Examples written by the protobuf library, read by our parser."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ Example = example_class()
         max_size=6,
     )
 )
-def test_what_protobuf_writes_is_read(rows):
+def test_messages_of_the_protobuf_library_are_read(rows):
     records = []
     for row in rows:
         made = Example()

@@ -19,7 +19,7 @@ from clickline.records import Block, IntegerColumn, NumberColumn, RawRows, TextC
 
 
 def parse(records: list[bytes], *wanted: str) -> RawRows:
-    """As rows of a file, with other bytes around each record, which must not be looked at."""
+    """The rows of the records, with other bytes around each record, which must not be read."""
     data, starts, ends = b"", [], []
     for record in records:
         data += b"\xff\xff"
@@ -62,7 +62,7 @@ def test_write_then_read(columns: list[dict[str, list[object]]], packed: bool, s
     assert by_row(rows) == columns
 
 
-def test_bytes_published_in_tensorflows_own_tutorial() -> None:
+def test_bytes_from_the_tensorflow_tutorial() -> None:
     record = (
         b"\nR\n\x11\n\x08feature0\x12\x05\x1a\x03\n\x01\x00\n\x11\n\x08feature1\x12\x05\x1a\x03\n\x01\x04"
         b"\n\x14\n\x08feature2\x12\x08\n\x06\n\x04goat\n\x14\n\x08feature3\x12\x08\x12\x06\n\x04[\xd3|?"
@@ -96,7 +96,7 @@ def test_a_column_of_bytes_and_numbers_is_text() -> None:
 
 
 @pytest.mark.parametrize("packed", [True, False])
-def test_integers_do_not_become_floats_when_a_neighbour_is_one(packed: bool) -> None:
+def test_integers_stay_integers_beside_floats(packed: bool) -> None:
     large = 2**53 + 1  # no double is so
     records = [{"a": [large, -1]}, {"a": [0.5, 2.0, -3.0, 1e30, 0.1]}, {}]
     rows = parse([example(r, packed=packed) for r in records], "a")  # type: ignore[arg-type]
@@ -119,14 +119,14 @@ def test_unknown_fields_are_skipped_at_every_level() -> None:
         assert found in ([b"x"], [1, 2])
 
 
-def test_the_last_of_equal_keys_counts() -> None:
+def test_last_of_duplicate_keys_wins() -> None:
     first, second = entry("a", feature([b"x"])), entry("a", feature([1, 2]))
     assert only(field(1, first + second), "a") == {"a": [1, 2]}
     assert only(field(1, second) + field(1, first), "a") == {"a": [b"x"]}
     assert only(field(1, second + entry("a", b"")), "a") == {"a": []}
 
 
-def test_lists_of_one_kind_are_joined_and_of_two_kinds_the_later_counts() -> None:
+def test_lists_of_the_same_kind_are_joined_and_of_another_kind_replace_them() -> None:
     joined = feature([1]) + feature([2, 3])
     assert only(field(1, entry("a", joined)), "a") == {"a": [1, 2, 3]}
     assert only(field(1, entry("a", joined + feature([b"x"]))), "a") == {"a": [b"x"]}
@@ -197,7 +197,7 @@ def test_every_change_of_a_byte_keeps_spans_inside_the_record() -> None:
 
 @pytest.mark.slow
 def test_no_kernel_reads_outside_its_buffer(tmp_path: Path) -> None:
-    """The same fuzz once more, compiled so that an index outside an array raises."""
+    """The same fuzz test, compiled with bounds checks."""
     environment = {**os.environ, "NUMBA_BOUNDSCHECK": "1", "NUMBA_CACHE_DIR": str(tmp_path)}
     code = (
         "from hypothesis import settings\n"
@@ -206,7 +206,7 @@ def test_no_kernel_reads_outside_its_buffer(tmp_path: Path) -> None:
         "import test_example_wire as t\n"
         "t.test_any_bytes_are_a_row_or_bad()\n"
         "t.test_every_change_of_a_byte_keeps_spans_inside_the_record()\n"
-        "t.test_integers_do_not_become_floats_when_a_neighbour_is_one(False)\n"
+        "t.test_integers_stay_integers_beside_floats(False)\n"
         "t.fuzz_without_neighbours()\n"
     )
     subprocess.run([sys.executable, "-c", code], cwd=Path(__file__).parent, env=environment, check=True)

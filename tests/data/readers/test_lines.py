@@ -1,4 +1,4 @@
-"""Files as lines: decompression, blocks, and files that break off."""
+"""Files as lines: decompression, blocks, and truncated files."""
 
 from __future__ import annotations
 
@@ -181,7 +181,7 @@ def test_a_wrong_checksum_is_reported_after_all_lines(tmp_path: Path):
 
 
 @pytest.mark.parametrize("kind", ["gzip", "zstd"])
-def test_bytes_after_the_compressed_data_are_a_fault(tmp_path: Path, kind: str):
+def test_bytes_after_the_compressed_data_are_an_error(tmp_path: Path, kind: str):
     path = tmp_path / f"log{SUFFIX[kind]}"
     path.write_bytes(PACKED[kind] + b"and some more")
     blocks = blocks_of(path)
@@ -221,7 +221,7 @@ def test_the_format_of_an_empty_copy_follows_from_the_name_of_its_source(tmp_pat
     block_bytes=st.integers(1, 50),
     final=st.booleans(),
 )
-def test_a_line_longer_than_the_bound_is_bad_at_any_block_size(
+def test_line_above_the_limit_is_bad_at_any_block_size(
     tmp_path: Path, lengths: list[int], block_bytes: int, final: bool
 ):
     lines = [bytes([97 + i]) * length for i, length in enumerate(lengths)]
@@ -245,7 +245,7 @@ def test_a_line_longer_than_the_bound_is_bad_at_any_block_size(
         assert fault.text
 
 
-def test_memory_stays_flat_on_a_small_file_that_unpacks_to_one_huge_line(tmp_path: Path):
+def test_memory_is_bounded_for_a_small_file_that_decompresses_to_one_huge_line(tmp_path: Path):
     path = tmp_path / "bomb.gz"
     with gzip.open(path, "wb", compresslevel=1) as out:
         for _ in range(120):
@@ -265,8 +265,8 @@ def test_memory_stays_flat_on_a_small_file_that_unpacks_to_one_huge_line(tmp_pat
 
 @pytest.mark.parametrize("pack", [gzip.compress, zstandard.compress])
 @pytest.mark.parametrize("damage", ["cut off", "damaged"])
-def test_what_was_read_of_a_broken_file_is_freed_at_once(tmp_path: Path, pack, damage: str):
-    """Not whenever Python next looks for cycles: of many such files that would hold much memory."""
+def test_buffers_of_a_broken_file_are_freed_at_once(tmp_path: Path, pack, damage: str):
+    """Waiting for the garbage collector would keep the memory of many such files."""
     packed = bytearray(pack(b"1\tab\n" * 50_000))
     if damage == "damaged":
         packed[len(packed) // 2] ^= 0xFF

@@ -139,7 +139,7 @@ def test_a_line_with_too_few_dense_values_says_how_many(tmp_path: Path):
         (b"click:0 user:5", "not a number", "slot:feasign"),
     ],
 )
-def test_bad_lines_say_what_is_allowed(tmp_path: Path, line: bytes, reason: str, said: str):
+def test_message_of_a_bad_line_says_what_is_allowed(tmp_path: Path, line: bytes, reason: str, said: str):
     path = tmp_path / "log.txt"
     path.write_bytes(line)
     rows, (bad,) = read(PaddleRecReader(dense=0, slots=(1,)), path)

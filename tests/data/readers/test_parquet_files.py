@@ -52,7 +52,7 @@ def test_rows_are_the_same_at_any_block_and_group_size(
     assert read_all(ParquetReader(WANTED, block_bytes=block_bytes), path) == (EXPECTED, [])
 
 
-def test_a_large_row_group_is_cut(path: Path) -> None:
+def test_large_row_group_is_split(path: Path) -> None:
     blocks = list(ParquetReader(WANTED).blocks("a", path))
     assert [block.payload.num_rows for block in blocks] == [40, 40, 40]
     assert [block.first_line for block in blocks] == [1, 41, 81]
@@ -126,7 +126,7 @@ def test_a_missing_file_is_an_error_not_a_bad_row(tmp_path: Path) -> None:
 
 
 def flip_every_byte(path: Path) -> None:
-    """Pages have checksums, the footer has none: a change there may go unnoticed, but never end the process."""
+    """Pages have checksums, the footer has none: a change there may go unnoticed, but must not crash the process."""
     data = path.read_bytes()
     footer = len(data) - 8 - int.from_bytes(data[-8:-4], "little")
     for at in range(len(data)):
@@ -142,7 +142,7 @@ def flip_every_byte(path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_no_changed_byte_ends_the_process(path: Path) -> None:
+def test_no_changed_byte_crashes_the_process(path: Path) -> None:
     pq.write_table(TABLE.slice(0, 30), path, row_group_size=20, write_page_checksum=True)
     code = "import sys, pathlib, test_parquet_files as t; t.flip_every_byte(pathlib.Path(sys.argv[1]))"
     subprocess.run([sys.executable, "-c", code, path], cwd=Path(__file__).parent, check=True)

@@ -55,7 +55,7 @@ def test_snappy_frames_of_more_than_one_kind(tmp_path: Path) -> None:
     assert [example({"C1": row["C1"]}) for row in rows.values()] == long
 
 
-def test_small_chunks_share_a_block_and_large_ones_are_cut(tmp_path: Path) -> None:
+def test_small_chunks_share_a_block_and_large_ones_are_split(tmp_path: Path) -> None:
     path = tmp_path / "a.rio"
     path.write_bytes(recordio(RECORDS, chunk=1))
     assert len(list(RecordIOReader(WANTED).blocks("a", path))) == 1
@@ -108,8 +108,8 @@ def test_every_changed_byte_is_noticed(tmp_path: Path, compressor: str, count_la
             assert bad, (at, flip)
             values = list(EXPECTED.values())
             assert all(row in values for row in rows.values()), (at, flip)
-            told = len(rows) + sum(row.count for row in bad) >= len(ROWS)
-            assert told or "rest of the file" in bad[-1].detail or bad[-1].reason == "truncated file"
+            accounted = len(rows) + sum(row.count for row in bad) >= len(ROWS)
+            assert accounted or "rest of the file" in bad[-1].detail or bad[-1].reason == "truncated file"
 
 
 def test_every_truncation_is_noticed(tmp_path: Path) -> None:
@@ -125,7 +125,7 @@ def test_every_truncation_is_noticed(tmp_path: Path) -> None:
             assert [row.reason for row in bad] == ["truncated file"]
 
 
-def test_a_truncated_gzip_keeps_the_chunks_in_front_of_the_cut(tmp_path: Path) -> None:
+def test_truncated_gzip_keeps_the_chunks_before_the_end(tmp_path: Path) -> None:
     data = recordio([random.Random(i).randbytes(300) for i in range(90)])
     rows, bad = read(tmp_path, gzip.compress(data, mtime=0)[:-9000])
     assert not rows

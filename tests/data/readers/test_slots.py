@@ -156,7 +156,7 @@ def test_a_feasign_that_modulo_makes_zero_is_missing(tmp_path: Path):
     assert values["2"] == [None, 1]
 
 
-def test_bad_lines_say_what_is_allowed(tmp_path: Path):
+def test_message_of_a_bad_line_says_what_is_allowed(tmp_path: Path):
     path = tmp_path / "log.txt"
     path.write_bytes(b"0 0 1:1\n1 0 18446744073709551616:1\n")
     rows, bad = read(SlotReader(slots=(1,)), path)

@@ -58,7 +58,7 @@ def test_crc32c_has_the_published_check_values() -> None:
 
 
 @given(st.binary(max_size=200), st.integers(0, 9))
-def test_crc32c_of_any_span_is_the_definitions(data: bytes, start: int) -> None:
+def test_crc32c_of_any_span_matches_the_definition(data: bytes, start: int) -> None:
     start = min(start, len(data))
     crc = crc32c(data[start:])
     expected = ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF
@@ -70,7 +70,7 @@ def test_rows_are_the_same_at_any_block_size(tmp_path: Path, block_bytes: int) -
     assert read(tmp_path, FILE, block_bytes=block_bytes) == (EXPECTED, [])
 
 
-def test_small_blocks_are_cut_at_records_and_count_their_bytes(tmp_path: Path) -> None:
+def test_small_blocks_end_at_records_and_count_their_bytes(tmp_path: Path) -> None:
     path = tmp_path / "a.tfrecord"
     path.write_bytes(FILE)
     blocks = list(TFRecordReader(WANTED, block_bytes=150).blocks("a", path))
@@ -107,7 +107,7 @@ def test_empty_records_and_records_longer_than_a_block(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("block_bytes", [64, 8 << 20])
 def test_every_changed_byte_is_noticed(tmp_path: Path, block_bytes: int) -> None:
-    """A changed row is never taken for a good one; the rows in front of it are kept."""
+    """A changed row is never accepted; the rows before it are kept."""
     spans, pos = [], 0
     for row in ROWS:
         size = 16 + len(example(row))  # type: ignore[arg-type]
@@ -142,7 +142,7 @@ def test_every_truncation_is_noticed(tmp_path: Path, block_bytes: int) -> None:
             assert [(row.line, row.reason) for row in bad] == [(len(rows) + 1, "truncated file")]
 
 
-def test_a_truncated_gzip_keeps_the_records_in_front_of_the_cut(tmp_path: Path) -> None:
+def test_truncated_gzip_keeps_the_records_before_the_end(tmp_path: Path) -> None:
     rows = make_rows(500)
     data = gzip.compress(tfrecord(example(row) for row in rows))  # type: ignore[arg-type]
     found, bad = read(tmp_path, data[: len(data) // 2])
@@ -180,7 +180,7 @@ def test_random_bytes_are_reported_as_bad(tmp_path: Path, noise: bytes, block_by
     assert len(bad) == bool(noise)
 
 
-def test_a_record_that_is_no_example_is_bad_among_good_ones(tmp_path: Path) -> None:
+def test_record_that_is_not_an_example_is_bad_among_good_ones(tmp_path: Path) -> None:
     records = [example({"I1": [1]}), b"\x0a\x7f", example({"I1": [2]})]
     data = bytearray(tfrecord(records))
     data[-1] ^= 1

@@ -1,4 +1,4 @@
-"""A file through a reader, as plain Python values, to compare with what a simple parser makes of it."""
+"""Reads a file as plain Python values, to compare them with those of a simple parser."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def read(reader: Reader, path: Path) -> tuple[list[tuple[int, dict[str, Any]]], 
 
 
 def plain(column: RawColumn) -> list[Any]:
-    """Text as bytes, integers as int or None; a list a row if the column has several values a row."""
+    """Text as bytes, integers as int or None; a list per row if the column has several values per row."""
     values: list[Any]
     if isinstance(column, TextColumn):
         text = column.data.tobytes()

@@ -1,4 +1,4 @@
-"""The same options give the same bytes: again, in other blocks, with other threads, on another processor."""
+"""The same options give the same bytes in every run, at any block size and thread count, on any processor."""
 
 from __future__ import annotations
 

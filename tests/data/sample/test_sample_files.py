@@ -1,4 +1,4 @@
-"""Files on disk: layout, nothing half-written, memory that stays flat, options that cannot be."""
+"""Files on disk: layout, no partial files, bounded memory, invalid options."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def tree(folder: Path) -> dict[str, bytes]:
 
 
 class InterruptedAt(Progress):
-    """Ctrl-C, struck right after the n-th block has been written."""
+    """Simulates Ctrl-C right after the n-th block was written."""
 
     def __init__(self, block: int) -> None:
         self.left = block
@@ -47,7 +47,7 @@ class Watched(Progress):
         self.calls.append("end")
 
 
-def test_train_and_eval_and_what_is_reported(tmp_path: Path) -> None:
+def test_train_and_eval_files_and_report(tmp_path: Path) -> None:
     watched = Watched()
     report = generate(SampleOptions(format="criteo", rows=5000, out=tmp_path / "new" / "s"), watched)
     assert sorted(tree(tmp_path / "new" / "s")) == [
@@ -83,7 +83,7 @@ def test_hour_folders_with_donefiles(tmp_path: Path) -> None:
         assert truth.num_rows == count
 
 
-def test_timestamps_of_an_hour_lie_within_it(tmp_path: Path) -> None:
+def test_timestamps_are_within_their_hour(tmp_path: Path) -> None:
     generate(SampleOptions(format="csv", rows=50, out=tmp_path, hours=2, slots=2, dense=1), Progress())
     for hour in (0, 1):
         _, *lines = (tmp_path / "20260101" / f"{hour:02d}" / "part-00000.csv").read_text().splitlines()
@@ -98,7 +98,7 @@ def test_running_again_overwrites(tmp_path: Path) -> None:
     assert tree(tmp_path / "twice") == tree(tmp_path / "once")
 
 
-def test_fewer_hours_leave_none_of_an_earlier_sample(tmp_path: Path) -> None:
+def test_fewer_hours_remove_those_of_an_earlier_sample(tmp_path: Path) -> None:
     generate(SampleOptions(format="csv", rows=300, out=tmp_path / "twice", hours=30), Progress())
     foreign = tmp_path / "twice" / "20260201" / "00" / "part-00000.csv"
     foreign.parent.mkdir(parents=True)
@@ -111,7 +111,7 @@ def test_fewer_hours_leave_none_of_an_earlier_sample(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("block", [1, 8, 10])
-def test_interrupted_before_the_end_leaves_no_file(tmp_path: Path, block: int) -> None:
+def test_interrupted_sample_leaves_no_file(tmp_path: Path, block: int) -> None:
     options = SampleOptions(format="slots", rows=1000, out=tmp_path)
     with pytest.raises(KeyboardInterrupt):
         generate(options, InterruptedAt(block), block_rows=100)
@@ -276,7 +276,7 @@ def test_a_wrong_option_is_named_with_its_remedy(changes: dict[str, object], mes
     assert mistakes(**changes) == [message]
 
 
-def test_all_mistakes_come_at_once_and_nothing_is_written(tmp_path: Path) -> None:
+def test_all_mistakes_are_reported_at_once_and_nothing_is_written(tmp_path: Path) -> None:
     found = mistakes(
         format="criteo", rows=-5, out=tmp_path / "new", slots=3, dense=2, eval_share=2.0, seed=-1
     )

@@ -99,7 +99,7 @@ def test_csv_rows_are_the_criteo_rows_with_names_and_times(samples: Path, part: 
 
 
 @pytest.mark.parametrize("part", PARTS)
-def test_truth_stands_beside_every_format_in_the_order_of_the_log(samples: Path, part: str) -> None:
+def test_every_format_has_a_truth_file_in_log_order(samples: Path, part: str) -> None:
     labels = [int(row[0]) for row in criteo_rows(samples, part)]
     for name in ("criteo", "slots", "paddlerec", "csv"):
         truth = pq.read_table(samples / name / f"{part}.truth.parquet")

@@ -1,4 +1,4 @@
-"""The model holds what it promises: rates, power laws, signal, interactions, drift, newborn ids."""
+"""The click model: rates, power laws, signal, interactions, drift, new ids."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def drawn() -> Drawn:
 
 
 def exact_auc(scores_B: NDArray[np.float64], clicks_B: NDArray[np.int8]) -> float:
-    """By comparing ranks; ties count one half."""
+    """AUC by comparing ranks; ties count one half."""
     _, place_B, counts_U = np.unique(scores_B, return_inverse=True, return_counts=True)
     ranks_U = np.cumsum(counts_U) - (counts_U - 1) / 2
     clicked = int(clicks_B.sum())
@@ -61,7 +61,7 @@ def exact_auc(scores_B: NDArray[np.float64], clicks_B: NDArray[np.int8]) -> floa
 
 
 @pytest.mark.parametrize("seed", [0, 1, 2])
-def test_click_rate_and_best_auc_are_those_promised(tmp_path: Path, seed: int) -> None:
+def test_click_rate_and_best_auc_match_the_documentation(tmp_path: Path, seed: int) -> None:
     report = generate(SampleOptions(format="criteo", rows=100_000, out=tmp_path, seed=seed), Progress())
     assert report.click_rate == pytest.approx(0.25, abs=0.01)
     assert report.best_auc is not None
@@ -78,7 +78,7 @@ def test_hours_report_the_best_auc_of_the_last_hour(tmp_path: Path) -> None:
     assert report.best_auc == pytest.approx(exact, abs=1e-4)
 
 
-def test_clicks_come_with_the_true_probability_in_every_decile(drawn: Drawn) -> None:
+def test_click_rate_matches_the_true_probability_in_every_decile(drawn: Drawn) -> None:
     order_B = np.argsort(drawn.probability_B)
     for rows in [order_B, *np.array_split(order_B, 10)]:
         p = drawn.probability_B[rows]
@@ -121,7 +121,7 @@ def test_dense_values_are_heavy_tailed_counts(drawn: Drawn) -> None:
         assert values.max() > 15 * max(np.median(values), 1)
 
 
-def test_every_hour_brings_ids_that_were_never_seen(drawn: Drawn) -> None:
+def test_every_hour_has_new_ids(drawn: Drawn) -> None:
     size, born = drawn.model.slot_sizes_S[LARGE], drawn.model.fresh_sizes_S[LARGE]
     ids_N, hours_N = drawn.ids_BS[:, LARGE], drawn.hours_B
     present = ids_N != MISSING_ID
@@ -166,7 +166,7 @@ def learn(
     weights_W: NDArray[np.float64],
     scores_B: NDArray[np.float64],
 ) -> None:
-    """Logistic regression by AdaGrad, one pass; each row is scored before it is learned from."""
+    """Logistic regression by AdaGrad, one pass; each row is scored before it is trained on."""
     squares_W = np.ones(weights_W.size)
     for b in range(clicks_B.size):
         logit = 0.0
@@ -181,7 +181,7 @@ def learn(
                 weights_W[f] -= 0.1 * error / np.sqrt(squares_W[f])
 
 
-def learned_auc(drawn: Drawn, pairs: list[tuple[int, int]], *, online: bool = False) -> float:
+def trained_auc(drawn: Drawn, pairs: list[tuple[int, int]], *, online: bool = False) -> float:
     buckets = 1 << 22
     columns = [np.zeros(ROWS, np.int64)]
     for slot in range(26):
@@ -202,12 +202,12 @@ def learned_auc(drawn: Drawn, pairs: list[tuple[int, int]], *, online: bool = Fa
 
 
 @pytest.mark.slow
-def test_signal_can_be_learned_and_interactions_and_fresh_rows_add_to_it(drawn: Drawn) -> None:
+def test_model_can_be_trained_and_interactions_and_recent_rows_improve_it(drawn: Drawn) -> None:
     held_out = slice(int(0.8 * ROWS), None)
     best = exact_auc(drawn.probability_B[held_out], drawn.clicks_B[held_out])
-    linear = learned_auc(drawn, [])
-    interacting = learned_auc(drawn, [(0, 2), (6, 8), (12, 14), (18, 20)])
-    online = learned_auc(drawn, [], online=True)
+    linear = trained_auc(drawn, [])
+    interacting = trained_auc(drawn, [(0, 2), (6, 8), (12, 14), (18, 20)])
+    online = trained_auc(drawn, [], online=True)
     assert 0.74 < linear < interacting - 0.008
     assert online > linear + 0.001
     assert interacting < best - 0.02  # the best is not trivial to reach

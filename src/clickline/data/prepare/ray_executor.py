@@ -33,7 +33,6 @@ from clickline.errors import DataError
 from clickline.features import FeatureSpec
 from clickline.progress import Progress
 from clickline.records import Block, SourceFile
-from clickline.storage.redaction import redacted
 
 _BLOCKS_PER_TASK = 16  # measured by one task
 _HEAD = (
@@ -196,12 +195,7 @@ def _read(inputs: Inputs, blocks: Iterable[tuple[SourceFile, Block]]) -> Iterato
                     spans = True
                 yield file, _load_span(block, path)
         if spans:
-            now = inputs.storage.describe(file.uri)
-            if now is None or (now.size, now.version) != (file.size, file.version):
-                raise DataError(
-                    f"{redacted(file.uri)} changed while it was read. Run the same command again; if it is still "
-                    "being written, wait until it is complete."
-                )
+            inputs.check_unchanged(file)
 
 
 def _load_span(block: Block, path: Path) -> Block:

@@ -10,7 +10,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from clickline.data.readers.reader import BAD_UTF8, MAX_LISTED_BAD_ROWS, missing_column_error, preview
+from clickline.data.readers.reader import (
+    BAD_UTF8,
+    MAX_LISTED_BAD_ROWS,
+    missing_column_error,
+    preview,
+    unlisted_rows,
+)
 from clickline.errors import DataError
 from clickline.records import BadRow, IntegerColumn, NumberColumn, RawColumn, RawRows, TextColumn
 
@@ -48,8 +54,7 @@ def _bad_rows(file: str, first_line: int, invalid: dict[int, tuple[str, bytes]])
         detail = f"column {name!r} holds bytes that are not UTF-8"
         bad.append(BadRow(file, first_line + b, BAD_UTF8, detail, preview(value)))
     if rest := order[MAX_LISTED_BAD_ROWS:]:
-        detail = f"{len(rest):,} more rows of this kind in this part of the file, not listed"
-        bad.append(BadRow(file, first_line + rest[0], BAD_UTF8, detail, count=len(rest)))
+        bad.append(unlisted_rows(file, first_line + rest[0], BAD_UTF8, len(rest)))
     return bad
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Protocol
 
 from clickline.errors import DataError
-from clickline.records import Block, RawRows
+from clickline.records import BadRow, Block, RawRows
 
 BLOCK_BYTES = 2 << 20  # of uncompressed input: the data of a block stays in the L2 cache
 MAX_LINE_BYTES = 16 << 20  # a longer row is bad, so that a file without line ends cannot exhaust memory
@@ -48,6 +48,12 @@ class Reader(Protocol):
 def preview(row: bytes | bytearray | memoryview) -> str:
     """The beginning of a row as text that is safe to store, whatever its bytes are."""
     return bytes(row[: 4 * _PREVIEW_CHARACTERS]).decode("utf-8", "backslashreplace")[:_PREVIEW_CHARACTERS]
+
+
+def unlisted_rows(file: str, line: int, reason: str, count: int) -> BadRow:
+    """The bad rows beyond those that are listed: how many, and the line of the first."""
+    detail = f"{count:,} more rows of this kind in this part of the file, not listed"
+    return BadRow(file, line, reason, detail, count=count)
 
 
 def missing_column_error(file: str, name: str, found: Sequence[str], advice: str = "") -> DataError:

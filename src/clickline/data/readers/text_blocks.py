@@ -28,6 +28,7 @@ from clickline.data.readers.reader import (
     TRUNCATED_GZIP,
     TRUNCATED_ZSTD,
     preview,
+    unlisted_rows,
 )
 from clickline.records import BadRow, Block
 
@@ -333,6 +334,5 @@ def bad_rows(
         line = int(bad_L4[MAX_LISTED_BAD_ROWS + first, 0])
         if known := more.get(reason):
             line, count = min(line, known.line), count + known.count
-        detail = f"{count:,} more rows of this kind in this part of the file, not listed"
-        more[reason] = BadRow(block.file, line, reason, detail, count=count)
+        more[reason] = unlisted_rows(block.file, line, reason, count)
     return rows + list(more.values())
