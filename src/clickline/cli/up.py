@@ -102,7 +102,7 @@ def _run(
     quiet: bool,
 ) -> None:
     from clickline.deploy.rollout_wait import write_published_version
-    from clickline.pipeline.runner import expected_stages
+    from clickline.pipeline.run_record import expected_stages
     from clickline.pipeline.up import run_up
 
     _take_signals()

@@ -1,6 +1,6 @@
 """Measures the memory and speed of a config's model on this machine, in a separate process.
 
-    python -m clickline.pipeline.planning.cost_probe   a JSON line in, a JSON line out
+    python -P -m clickline.pipeline.planning.cost_probe FD
 
 The probe does what `train` does, in the same order and with the same code: build, check the export, prefetch windows
 of rows, look up, train, score, write a snapshot. So apart from the tables it uses the same memory as `train`. Before
@@ -12,13 +12,10 @@ them. A machine that is always busy also slows down training.
 
 from __future__ import annotations
 
-import json
-import subprocess
 import sys
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import redirect_stdout
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import median
@@ -38,6 +35,7 @@ from clickline.models.from_config import batch_size_of, holdout_share, plan_of
 from clickline.models.model import Model
 from clickline.models.onnx_export import check_export
 from clickline.models.torch_runtime import should_find_ahead
+from clickline.processes import ChildProcess, ParentConnection
 from clickline.records import LabelledRows
 from clickline.storage.storage import Storage
 from clickline.training.batches import Batches
@@ -91,26 +89,29 @@ def run_probe(
         path = Path(folder, "resolved.yaml")
         path.write_text(resolved(config))
         request = _ProbeRequest(str(path), dataset.folder, rows, fill, interval, time.time())
-        try:
-            completed = subprocess.run(
-                [sys.executable, "-m", "clickline.pipeline.planning.cost_probe"],
-                input=json.dumps(asdict(request)),
-                capture_output=True,
-                text=True,
-                timeout=_TIMEOUT,
+        with Path(folder, "output").open("w+") as output:
+            child = ChildProcess(
+                "clickline.pipeline.planning.cost_probe", request=asdict(request), output=output.fileno()
             )
-        except subprocess.TimeoutExpired as error:
-            raise ClicklineError(
-                f"the probe did not finish within {_TIMEOUT:.0f} s. Use --no-probe to plan without measuring."
-            ) from error
-    if completed.returncode:
-        message = (completed.stderr.strip().splitlines() or ["no output"])[-1]
-        if completed.returncode < 0:
-            message = f"it was killed by signal {-completed.returncode}, most likely for lack of memory"
+            try:
+                answer = child.receive(_TIMEOUT)
+            except TimeoutError as error:
+                raise ClicklineError(
+                    f"the probe did not finish within {_TIMEOUT:.0f} s. Use --no-probe to plan without measuring."
+                ) from error
+            except (EOFError, ConnectionError):
+                answer = {}
+            finally:
+                code = child.stop(0.0)
+            output.seek(0)
+            printed = output.read().strip().splitlines()
+    if not answer:
+        reason = printed[-1] if printed else "no output"
+        if code < 0:
+            reason = f"it was killed by signal {-code}, most likely for lack of memory"
         raise ClicklineError(
-            f"the probe failed: {message}. `clickline train` would fail too. Use --no-probe to plan without measuring."
+            f"the probe failed: {reason}. `clickline train` would fail too. Use --no-probe to plan without measuring."
         )
-    answer = json.loads(completed.stdout.splitlines()[-1])
     if "error" in answer:
         raise ClicklineError(answer["error"])
     return ProbeResult(**answer)
@@ -285,13 +286,12 @@ def _memory(name: str) -> int:
 
 
 def main() -> None:
-    request = _ProbeRequest(**json.loads(sys.stdin.readline()))
-    with redirect_stdout(sys.stderr):  # output of a user's network
-        try:
-            answer = asdict(_probe(request))
-        except ClicklineError as error:
-            answer = {"error": str(error)}
-    sys.stdout.write(json.dumps(answer) + "\n")
+    parent = ParentConnection(int(sys.argv[1]))
+    parent.exit_with_parent()
+    try:
+        parent.send(**asdict(_probe(_ProbeRequest(**parent.request))))
+    except ClicklineError as error:
+        parent.send(error=str(error))
 
 
 if __name__ == "__main__":
