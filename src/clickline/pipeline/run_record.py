@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from clickline.config import Config
@@ -87,10 +87,11 @@ class RunRecord:
         with self._state_lock:
             self._state.clear_work()
 
-    def save(self, processes: Sequence[Process]) -> None:
+    def save(self, processes: Callable[[], list[Process]]) -> None:
         """Write state.json if it has changed: at once after a stage has, else at most twice a second."""
         if time.monotonic() >= self._save_at:
-            self._write({"state": "running", "ended": None, "error": None}, (self._own_process, *processes))
+            running = {"state": "running", "ended": None, "error": None}
+            self._write(running, [self._own_process, *processes()])
 
     def close(self, state: str, error: BaseException | None) -> None:
         """Record the end of the run."""
@@ -98,10 +99,10 @@ class RunRecord:
             self._state.close(state)
         self.studio = None
         self._logs.write("up", f"ended: {state}")
-        self._write({"state": state, "ended": utc(time.time()), "error": _error_json(error)}, ())
+        self._write({"state": state, "ended": utc(time.time()), "error": _error_json(error)}, [])
         self._logs.close()
 
-    def _write(self, end: Mapping[str, Any], processes: Sequence[Process]) -> None:
+    def _write(self, end: Mapping[str, Any], processes: list[Process]) -> None:
         self._save_at = time.monotonic() + _SAVE_SECONDS
         document = {
             **self._run,

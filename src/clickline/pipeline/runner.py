@@ -17,7 +17,8 @@ from contextlib import suppress
 from typing import Any, Literal
 
 from clickline.config import Config
-from clickline.errors import ClicklineError
+from clickline.errors import ClicklineError, ConfigError, Mistake
+from clickline.pipeline.backfill import parse_backfill
 from clickline.pipeline.children import EXIT_SECONDS, GRACE_SECONDS, Child, Children, Role
 from clickline.pipeline.ipc import error_from_json
 from clickline.pipeline.run_record import RunRecord
@@ -45,7 +46,13 @@ class Runner:
         progress: Progress,
         program: bool,
     ) -> None:
-        """`program`: this process is a user's program, which `down` must not end."""
+        """`program`: this process is a user's program, which `down` must not end by a signal."""
+        if backfill is not None:
+            parse_backfill(backfill)
+            if not follow:
+                problem = f"is {backfill!r}, without --follow."
+                raise ConfigError([Mistake("", 0, "--backfill", problem, "Give --follow as well.")])
+        self.name = config.name
         self._work_role: Role = "follow" if follow else "flow"
         self._serve = serve
         self._with_studio = studio
@@ -128,7 +135,7 @@ class Runner:
             if self._with_studio:
                 self._launch("studio")
             while not self._requested and not (self._work_done and not self._serve):
-                self._record.save(self._children.processes())
+                self._record.save(self._children.processes)
                 self._children.wait(_POLL_SECONDS)
                 for child in self._children.exited():
                     self._on_exit(child)
@@ -249,13 +256,13 @@ class Runner:
 
     def _stop_children(self) -> None:
         """Stop the children; kill those that do not exit in time."""
-        self._children.processes(scan=True)  # workers that outlive a killed endpoint could not be found later
         drain = self._drain + EXIT_SECONDS
         self._children.terminate(work=GRACE_SECONDS, serve=drain, studio=_STUDIO_SECONDS)
+        self._children.processes(scan=True)  # workers that outlive a killed endpoint could not be found later
         killing = False
         while list(self._children):
             self._children.wait(_STOP_POLL_SECONDS)
-            self._record.save(self._children.processes())
+            self._record.save(self._children.processes)
             if self._requested == "kill" and not killing:
                 killing = True
                 # On a second signal the endpoint stops its workers without draining.

@@ -1,6 +1,6 @@
 """<home>/up: the lock and the state of the run of a home.
 
-    lock           lock by the parent for its lifetime; contains its pid
+    lock           held by the parent for its lifetime; contains its pid
     state.json     stages, work, processes, how the run ended
     logs/          one file per stage
     stop           requests a run inside a program to stop
@@ -63,17 +63,9 @@ class UpFolder:
 
     def __init__(self, config: Config) -> None:
         if protocol_of(config.home) != "file":
-            raise ConfigError(
-                [
-                    Mistake(
-                        "clickline.yaml",
-                        0,
-                        "home",
-                        f"is {config.home}. `up` keeps its lock, state and logs there.",
-                        "Give a folder on this machine; the registry may be elsewhere (publish.registry).",
-                    )
-                ]
-            )
+            problem = f"is {config.home}. `up` keeps its lock, state and logs there."
+            remedy = "Give a folder on this machine; the registry may be elsewhere (publish.registry)."
+            raise ConfigError([Mistake("clickline.yaml", 0, "home", problem, remedy)])
         self.home = Path(config.home)
         self.path = self.home / "up"
         self.logs = self.path / "logs"

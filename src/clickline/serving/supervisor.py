@@ -266,7 +266,8 @@ class Supervisor:
         if self._announced is not None and self._announced.version == version:
             return
         workers = self._workers.values()
-        if len(workers) == self._processes and all(
+        needed = self._processes if self._announced is None else 1  # a crashed worker hides no later version
+        if len(workers) >= needed and all(
             worker.listening and version in (None, worker.version) for worker in workers
         ):
             self._announced = ServerInfo(version, self._processes, self._example)

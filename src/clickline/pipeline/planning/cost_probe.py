@@ -20,13 +20,14 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import median
 from tempfile import TemporaryDirectory
+from typing import Any
 
 import numpy as np
 
 from clickline.artifacts.checkpoint import Position
 from clickline.artifacts.dataset import Dataset
 from clickline.artifacts.manifest import digest
-from clickline.config import Config, load_config, resolved
+from clickline.config import Config
 from clickline.embedding import Tables, save_snapshot
 from clickline.errors import ClicklineError
 from clickline.evaluation.rolling_metrics import RollingMetrics
@@ -42,6 +43,7 @@ from clickline.training.batches import Batches
 from clickline.training.train_step import TrainStep
 
 _TIMEOUT = 600.0  # seconds
+_EXIT_SECONDS = 5.0  # to exit after it has closed its socket
 _INTERVAL = 0.4  # minimum seconds of one measurement
 _INTERVALS = 9
 _MAX_SECONDS = 15.0  # of training; a step of a large network may take seconds
@@ -73,7 +75,7 @@ class ProbeResult:
 class _ProbeRequest:
     """The input of the probe process."""
 
-    config: str  # path
+    config: dict[str, Any]
     dataset: str  # folder
     rows: int  # trained per epoch
     fill: list[int]  # ids to fill each table with
@@ -85,32 +87,24 @@ def run_probe(
     config: Config, dataset: Dataset, rows: int, fill: list[int], *, interval: float = _INTERVAL
 ) -> ProbeResult:
     """Probe the config's model on rows of the dataset, in a child process."""
-    with TemporaryDirectory(prefix="clickline-plan-") as folder:
-        path = Path(folder, "resolved.yaml")
-        path.write_text(resolved(config))
-        request = _ProbeRequest(str(path), dataset.folder, rows, fill, interval, time.time())
-        with Path(folder, "output").open("w+") as output:
-            child = ChildProcess(
-                "clickline.pipeline.planning.cost_probe", request=asdict(request), output=output.fileno()
-            )
-            try:
-                answer = child.receive(_TIMEOUT)
-            except TimeoutError as error:
-                raise ClicklineError(
-                    f"the probe did not finish within {_TIMEOUT:.0f} s. Use --no-probe to plan without measuring."
-                ) from error
-            except (EOFError, ConnectionError):
-                answer = {}
-            finally:
-                code = child.stop(0.0)
-            output.seek(0)
-            printed = output.read().strip().splitlines()
-    if not answer:
-        reason = printed[-1] if printed else "no output"
-        if code < 0:
-            reason = f"it was killed by signal {-code}, most likely for lack of memory"
+    document = config.model_dump(mode="json", by_alias=True)
+    request = _ProbeRequest(document, dataset.folder, rows, fill, interval, time.time())
+    child = ChildProcess("clickline.pipeline.planning.cost_probe", request=asdict(request))
+    try:
+        answer = child.receive(_TIMEOUT)
+    except TimeoutError as error:
         raise ClicklineError(
-            f"the probe failed: {reason}. `clickline train` would fail too. Use --no-probe to plan without measuring."
+            f"the probe did not finish within {_TIMEOUT:.0f} s. Use --no-probe to plan without measuring."
+        ) from error
+    except (EOFError, ConnectionError):
+        child.wait_or_kill(_EXIT_SECONDS)
+        answer = {"failed": f"it ended {child.exit_reason()}"}
+    finally:
+        child.stop(0.0)
+    if "failed" in answer:
+        raise ClicklineError(
+            f"the probe failed: {answer['failed']}. `clickline train` would fail too. "
+            "Use --no-probe to plan without measuring."
         )
     if "error" in answer:
         raise ClicklineError(answer["error"])
@@ -121,7 +115,7 @@ def run_probe(
 
 
 def _probe(request: _ProbeRequest) -> ProbeResult:
-    config = load_config(request.config)
+    config = Config.model_validate(request.config)
     dataset = Dataset.open(Storage(), request.dataset)
     train, threads = config.train, cores()
     plan = plan_of(config, dataset.features, request.rows)
@@ -292,6 +286,8 @@ def main() -> None:
         parent.send(**asdict(_probe(_ProbeRequest(**parent.request))))
     except ClicklineError as error:
         parent.send(error=str(error))
+    except Exception as error:  # noqa: BLE001 - the parent reports it
+        parent.send(failed=f"{type(error).__name__}: {error}")
 
 
 if __name__ == "__main__":
