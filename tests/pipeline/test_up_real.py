@@ -89,7 +89,7 @@ def test_csv_to_a_scored_request_with_killed_endpoints_and_parents(real: Home) -
     eventually(lambda: not any(worker.alive for worker in workers))
     assert scored(real) == score
 
-    # The parent is killed: nobody is left, and `status` knows.
+    # The parent is killed: no process is left, and `status` reports it.
     real.note_processes()
     first.kill()
     first.wait()
