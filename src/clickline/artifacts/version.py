@@ -550,7 +550,8 @@ def _is_running(process: str) -> bool:
 
 def _process(pid: int) -> str:
     """A process by its id and start time, since ids are reused; empty if it has ended."""
-    from clickline.processes import Process
-
-    found = Process.from_pid(pid)
-    return "" if found is None else f"{pid} {found.born}"
+    try:
+        state, *fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return ""
+    return "" if state in "ZX" else f"{pid} {fields[18]}"
