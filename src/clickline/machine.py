@@ -1,4 +1,4 @@
-"""The cores and memory that this process may use: less than the machine has, in a container."""
+"""The cores and memory that this process may use, in a container less than the machine has, and the memory it uses."""
 
 from __future__ import annotations
 
@@ -22,3 +22,10 @@ def memory_limit() -> int:
         if text.isdigit():
             limit = min(limit, int(text))
     return limit
+
+
+def resident_bytes() -> int:
+    """Resident memory of this process."""
+    import psutil
+
+    return int(psutil.Process().memory_info().rss)

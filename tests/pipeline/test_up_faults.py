@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -156,6 +157,17 @@ def test_endpoint_that_dies_is_restarted(home: Home) -> None:
     process.send_signal(signal.SIGTERM)
     assert process.wait(10) == 0
     assert "the endpoint ended by signal 9 (SIGKILL)" in home.output(process)[1]
+
+
+@pytest.mark.slow
+def test_status_shows_the_version_that_the_endpoint_switched_to(home: Home) -> None:
+    process = home.start("up")
+    home.until_up(process)
+    (home.folder / "version").write_text("8")
+    eventually(lambda: home.state["stages"]["serve"]["facts"]["version"] == 8)
+    assert re.search(r"serve +running +version 8, gRPC ", home.run("status")[1])
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(10) == 0
 
 
 @pytest.mark.parametrize("moment", ["prepare", "publish", "serve"])

@@ -22,7 +22,7 @@ pytestmark = pytest.mark.faults
 
 @pytest.fixture
 def clustered(tmp_path: Path) -> Iterator[Home]:
-    """Enough epochs that somebody can look while it trains."""
+    """Enough epochs to look at it while it trains."""
     pytest.importorskip("ray", reason="the extra `cluster` is not installed")
     folder = tmp_path / "ads"
     folder.mkdir()
@@ -80,9 +80,9 @@ def test_up_on_a_cluster_to_a_scored_request_with_processes_in_status(clustered:
     eventually(lambda: clustered.is_up() or up.poll() is not None, 240)
     clustered.until_up(up)
     code, out, _ = clustered.run("status", "--json")
-    told = json.loads(out)
-    assert told["cluster"] is None  # it is over; what came of it is the stage's
-    assert told["stages"]["train"]["state"] == "done"
+    status = json.loads(out)
+    assert status["cluster"] is None  # training is over; its result is in the stage
+    assert status["stages"]["train"]["state"] == "done"
     line = clustered.state["stages"]["serve"]["facts"]["curl"]
     done = subprocess.run(
         [*shlex.split(line), "-s", "--max-time", "10"], capture_output=True, text=True, check=True

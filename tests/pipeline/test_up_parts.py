@@ -1,13 +1,11 @@
-"""Parts of `up`: messages between processes, process identity, the state folder, and logs."""
+"""Parts of `up`: messages between processes, the state folder, and logs."""
 
 from __future__ import annotations
 
 import json
 import os
-import signal
 import socket
 import subprocess
-import sys
 import threading
 import time
 from pathlib import Path
@@ -21,11 +19,11 @@ from clickline.errors import ClicklineError, ConfigError, Mistake, RequestRefuse
 from clickline.pipeline import stage_logs
 from clickline.pipeline.endpoint import endpoint_of
 from clickline.pipeline.ipc import ProgressSender, error_from_json, error_to_json, replay
-from clickline.pipeline.processes import Process, descendants, wait_then_kill
 from clickline.pipeline.run_state import RunState
 from clickline.pipeline.stage_logs import LogReader, LogWriter
 from clickline.pipeline.status_text import duration, stage_summary
 from clickline.pipeline.up_folder import UpFolder
+from clickline.processes import Process
 from clickline.progress import Progress
 
 
@@ -148,31 +146,6 @@ def test_child_gets_the_config_of_its_parent(tmp_path):
     config = load_config(tmp_path / "clickline.yaml")
     sent = json.loads(json.dumps(config.model_dump(mode="json", by_alias=True)))
     assert Config.model_validate(sent) == config
-
-
-# ── processes ──────────────────────────────────────────────────────────────────────────────────
-
-
-def sleeping() -> subprocess.Popen[bytes]:
-    return subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
-
-
-def test_reused_pid_is_not_ours():
-    with sleeping() as process:
-        try:
-            found = Process.from_pid(process.pid, "flow")
-            assert found is not None and found.alive
-            recycled = Process(process.pid, found.born.replace(":", ":1"), "flow")
-            rebooted = Process(process.pid, "another-boot:" + found.born.partition(":")[2], "flow")
-            assert not recycled.alive and not rebooted.alive
-            recycled.send_signal(signal.SIGKILL)
-            assert wait_then_kill([recycled, rebooted], 0.0) == []
-            assert process.poll() is None
-            assert found in list(descendants(os.getpid()))
-            assert wait_then_kill([found], 0.05) == [found]  # dead, though not yet reaped
-            assert not found.alive
-        finally:
-            process.kill()
 
 
 # ── the folder ─────────────────────────────────────────────────────────────────────────────────

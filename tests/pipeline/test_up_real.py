@@ -89,7 +89,7 @@ def test_csv_to_a_scored_request_with_killed_endpoints_and_parents(real: Home) -
     eventually(lambda: not any(worker.alive for worker in workers))
     assert scored(real) == score
 
-    # The parent is killed: nobody is left, and `status` knows.
+    # The parent is killed: no process is left, and `status` reports it.
     real.note_processes()
     first.kill()
     first.wait()
@@ -140,7 +140,7 @@ def test_training_resumes_after_interrupt_and_kill(real: Home) -> None:
     eventually(lambda: "resuming from step" in real.output(second)[1] and real.state["work"])
     os.kill(real.pid("flow"), signal.SIGKILL)
     assert second.wait(10) == 1
-    assert "train was ended by signal 9 (SIGKILL), perhaps because memory ran out" in real.output(second)[1]
+    assert "train ended by signal 9 (SIGKILL), perhaps because memory ran out" in real.output(second)[1]
 
     code, out, err = real.run("up", "--no-serve", "--json")
     document = json.loads(out)

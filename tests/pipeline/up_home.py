@@ -15,7 +15,7 @@ from typing import Any
 
 import yaml
 
-from clickline.pipeline.processes import Process, descendants, still_alive
+from clickline.processes import Process, descendants, still_alive
 from servers.waiting import eventually, free_ports
 
 SCRIPT = Path(sys.executable).parent / "clickline"

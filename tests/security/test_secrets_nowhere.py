@@ -20,7 +20,7 @@ from clickline.artifacts.signing import make_keys
 from clickline.config import load_config
 from clickline.data.sample.generate import SampleOptions, generate
 from clickline.errors import ConfigError
-from clickline.pipeline.processes import descendants
+from clickline.processes import descendants
 from clickline.progress import Progress
 from clickline.storage.storage import Storage
 from servers.s3 import s3_server

@@ -286,6 +286,7 @@ class TestVersions:
             ready = service.admin("/readyz")
             assert (ready.status_code, ready.text) == (503, "no version is loaded yet\n")
             publish(tmp_path / "versions", 9)
+            assert service.wait_up()["version"] == 9, "the switch is announced too"
             eventually(lambda: service.admin("/readyz").status_code == 200)
             assert service.version() == 9
             assert health(service) == "SERVING"

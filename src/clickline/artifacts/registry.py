@@ -10,7 +10,6 @@ other gets an error. These files are also the history, and one listing tells ser
 
 from __future__ import annotations
 
-import fcntl
 import getpass
 import hashlib
 import json
@@ -23,7 +22,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
@@ -48,6 +47,7 @@ from clickline.artifacts.version import (
 )
 from clickline.errors import ArtifactError, RegistryMoved, StorageError, VersionUntrusted
 from clickline.storage.atomic import fsync, is_temporary_name, temporary_name
+from clickline.storage.file_lock import locked
 from clickline.storage.redaction import redacted
 from clickline.storage.storage import Storage
 from clickline.storage.storage_errors import translate_errors
@@ -252,11 +252,9 @@ class Registry:
             return local_folder(version.folder)
         folder = into / _copy_name(version)
         if not folder.is_dir():
-            with translate_errors(str(folder), redacted):
-                into.mkdir(parents=True, exist_ok=True)
-                with _locked(into / ".lock"):
-                    if not folder.is_dir():  # another process may have been first
-                        self._download(version, folder)
+            with translate_errors(str(folder), redacted), locked(into / ".lock"):
+                if not folder.is_dir():  # another process may have been first
+                    self._download(version, folder)
         return folder
 
     @staticmethod
@@ -269,13 +267,14 @@ class Registry:
 
         Files that are still mapped exist until they are unmapped; a copy that is about to be opened must be kept.
         """
+        if not into.exists():
+            return
         kept = {_copy_name(version) for version in keep}
         with (
             translate_errors(str(into), redacted),
-            suppress(FileNotFoundError, BlockingIOError),
-            _locked(into / ".lock", fcntl.LOCK_NB),
+            locked(into / ".lock", wait=False) as free,
         ):
-            for folder in into.iterdir():
+            for folder in into.iterdir() if free else ():
                 if _COPY.fullmatch(folder.name) and folder.name not in kept:
                     if not folder.name.startswith("."):  # renamed first, so that no process opens half of it
                         folder = folder.rename(into / temporary_name(folder.name))
@@ -577,13 +576,3 @@ def _user_and_host() -> str:
 def _copy_name(version: Version) -> str:
     """A name unique to the version: another registry may have used the same number."""
     return f"{number_name(version.number)}-{fingerprint(document_of(version.manifest))}"
-
-
-@contextmanager
-def _locked(path: Path, option: int = 0) -> Iterator[None]:
-    handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
-    try:
-        fcntl.flock(handle, fcntl.LOCK_EX | option)
-        yield
-    finally:
-        os.close(handle)

@@ -34,7 +34,13 @@ def serve(
     with requires_extra("serve", "serving"):
         from clickline.serving.run import serve as run
 
+    shown = False
+
     def show(server: ServerInfo) -> None:
+        nonlocal shown
+        if shown:  # the server's log reports further versions
+            return
+        shown = True
         if as_json:
             typer.echo(json.dumps(_document(config, server)))
         else:

@@ -79,9 +79,9 @@ def _watch(signals: int) -> None:
 def _kill_children() -> None:
     """Kill the children that the main thread did not stop because it is busy or a library caught KeyboardInterrupt;
     Ray's agents would outlive us. Processes that a command leaves running on purpose have their own process group."""
-    from clickline.pipeline.processes import descendants
+    from clickline.processes import descendants
 
-    for child in list(descendants(os.getpid())):
+    for child in descendants(os.getpid()):
         with suppress(ProcessLookupError):
             if os.getpgid(child.pid) == os.getpgrp():
                 child.send_signal(signal.SIGKILL)

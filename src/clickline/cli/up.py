@@ -102,20 +102,23 @@ def _run(
     quiet: bool,
 ) -> None:
     from clickline.deploy.rollout_wait import write_published_version
-    from clickline.pipeline.runner import expected_stages
-    from clickline.pipeline.up import run_up
+    from clickline.pipeline.run_record import expected_stages
+    from clickline.pipeline.runner import Runner
+    from clickline.pipeline.up import start
 
     _take_signals()
     stages = expected_stages(follow=follow, serve=serve)
     with show_stage_progress(stages, as_json=as_json, quiet=quiet) as progress:
-        running = run_up(
-            config,
-            follow=follow,
-            backfill=backfill,
-            serve=serve,
-            studio=studio,
-            progress=progress,
-            program=False,
+        running = start(
+            Runner(
+                config,
+                follow=follow,
+                backfill=backfill,
+                serve=serve,
+                studio=studio,
+                progress=progress,
+                program=False,
+            )
         )
         if follow:  # the live display stays
             _until_stopped(running, progress, as_json=as_json)

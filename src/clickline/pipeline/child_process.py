@@ -2,52 +2,37 @@
 
     python -P -m clickline.pipeline.child_process ROLE FD
 
-FD is one end of a socket pair. The parent sends one line, {"config": …, "backfill": …}, and nothing more: the end of
-the stream means that the parent has ended, however it died.
+The parent sends one message, {"config": …, "backfill": …}. Work exits at once when the parent dies, because it resumes
+exactly wherever it was killed; the endpoint drains its requests first.
 """
 
 from __future__ import annotations
 
-import json
 import os
 import signal
-import socket
 import sys
-import threading
-import time
 import traceback
 from contextlib import suppress
 from types import FrameType
-from typing import IO, TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any
 
 from clickline.config import Config
 from clickline.errors import ClicklineError
 from clickline.pipeline.ipc import ProgressSender, error_to_json
+from clickline.processes import ParentConnection
 
 if TYPE_CHECKING:
     from clickline.serving.supervisor import ServerInfo
 
-_EXIT_SECONDS = 8.0  # after the drain timeout, then exit even if the endpoint still runs
-
 
 def main() -> None:
     role = sys.argv[1]
-    connection = socket.socket(fileno=int(sys.argv[2]))
-    if role == "serve":
-        signal.signal(
-            signal.SIGTERM, signal.SIG_DFL
-        )  # until the server installs its own handler, which drains
-    else:
-        signal.signal(signal.SIGTERM, _interrupt)
-    inbound = connection.makefile("rb")
-    first = inbound.readline()
-    if not first:
-        os._exit(1)
-    request = json.loads(first)
-    config = Config.model_validate(request["config"])
-    drain = config.serve.drain_timeout if role == "serve" else None
-    threading.Thread(target=_exit_with_parent, args=(inbound, drain), daemon=True).start()
-    code = _run(role, config, request["backfill"], ProgressSender(connection))
+    # Until the server installs its own handler, which drains, SIGTERM ends it.
+    signal.signal(signal.SIGTERM, signal.SIG_DFL if role == "serve" else _interrupt)
+    parent = ParentConnection(int(sys.argv[2]))
+    config = Config.model_validate(parent.request["config"])
+    parent.exit_with_parent(drain=config.serve.drain_timeout if role == "serve" else None)
+    code = _run(role, config, parent.request["backfill"], ProgressSender(parent.socket))
     with suppress(OSError, ValueError):
         sys.stdout.flush()
         sys.stderr.flush()
@@ -90,11 +75,11 @@ def _run_role(role: str, config: Config, backfill: str | None, sender: ProgressS
         from clickline.pipeline.endpoint import endpoint_of
         from clickline.serving.run import serve
 
-        def started(server: ServerInfo) -> None:
+        def report(server: ServerInfo) -> None:
             addresses = endpoint_of(config, server.example).to_json()
             sender.send(up={"version": server.version, "processes": server.processes, **addresses})
 
-        serve(config, started)
+        serve(config, report)
 
 
 def _crashed(error: Exception, sender: ProgressSender) -> int:
@@ -110,17 +95,6 @@ def _crashed(error: Exception, sender: ProgressSender) -> int:
 def _interrupt(number: int, frame: FrameType | None) -> None:
     signal.signal(number, signal.SIG_IGN)  # one is enough; the parent kills this process if it takes too long
     raise KeyboardInterrupt
-
-
-def _exit_with_parent(inbound: IO[bytes], drain: int | None) -> None:
-    """Exit when the parent has ended. Work exits at once, because it resumes exactly wherever it was killed; a server
-    drains its requests first."""
-    with suppress(OSError):  # ECONNRESET if the parent died before it had read all messages
-        inbound.read()
-    if drain is not None:
-        os.kill(os.getpid(), signal.SIGTERM)
-        time.sleep(drain + _EXIT_SECONDS)
-    os._exit(1)
 
 
 if __name__ == "__main__":

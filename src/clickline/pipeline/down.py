@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 
 from clickline.config import Config
 from clickline.errors import ClicklineError
-from clickline.pipeline.processes import Process, descendants, still_alive, wait_then_kill
 from clickline.pipeline.up_folder import RunInfo, UpFolder
+from clickline.processes import Process, descendants, still_alive, wait_then_kill
 from clickline.progress import Progress, default_progress
 
 _KILL_SECONDS = 8.0  # after the drain timeout: longer than the parent takes to kill its children
@@ -30,7 +30,9 @@ def down(config: Config, progress: Progress | None = None) -> StopResult:
     progress = progress or default_progress()
     folder = UpFolder(config)
     run = folder.read()
-    processes = _processes_of(run)
+    # The program that called `clickline.up` keeps running.
+    program = {run.holder} if run.holder is not None and run.holder.role == "program" else set()
+    processes = _processes_of(run) - program
     if run.holder is not None:
         if not run.holder.pid:
             raise ClicklineError(
@@ -47,7 +49,7 @@ def down(config: Config, progress: Progress | None = None) -> StopResult:
     while True:
         now = folder.read()
         if now.run_id == run.run_id:  # else another run has started, which must not be stopped
-            processes |= _processes_of(now)
+            processes |= set(now.processes) - program
         alive = still_alive(processes)
         if not alive and (run.holder is None or now.holder != run.holder):
             return StopResult(run, tuple(processes), ())
@@ -60,13 +62,14 @@ def down(config: Config, progress: Progress | None = None) -> StopResult:
 
 
 def _processes_of(run: RunInfo) -> set[Process]:
-    """The parent, its known children, and all processes they have started since."""
+    """The parent, its known children, and all processes they have started since; only the known ones of a run inside
+    a program, which may have other children."""
     known = set(run.processes)
     if run.holder is None:
         return known | {child for process in known for child in descendants(process.pid, process.role)}
-    if run.holder.role == "program":  # the program that called `clickline.up` keeps running
-        return known - {run.holder}
-    return known | {replace(run.holder, role="up")} | set(descendants(run.holder.pid, "up"))
+    if run.holder.role == "program":
+        return known
+    return known | {replace(run.holder, role="up"), *descendants(run.holder.pid, "up")}
 
 
 def _names(processes: list[Process]) -> str:

@@ -31,8 +31,7 @@ def endpoint_of(config: Config, example: Mapping[str, Any] | None = None) -> End
     """The endpoint of a config. The `curl` command scores the row `example`; without one it reads the model's
     status."""
     section = config.serve
-    host = f"[{section.host}]" if ":" in section.host else section.host
-    scheme = _scheme(config)
+    host, scheme = _host(config), _scheme(config)
     token = (
         "" if section.token_file is None else f' -H "Authorization: Bearer $(head -n1 {section.token_file})"'
     )
@@ -55,13 +54,12 @@ def readiness(config: Config) -> str:
     from urllib.request import urlopen
 
     section = config.serve
-    host = _connect_host(f"[{section.host}]" if ":" in section.host else section.host)
     context = None
     if section.tls is not None:
         context = ssl.create_default_context()
         context.check_hostname = False  # the server is on this machine, and nothing secret is sent
         context.verify_mode = ssl.CERT_NONE
-    url = f"{_scheme(config)}://{host}:{section.metrics_port}/readyz"
+    url = f"{_scheme(config)}://{_connect_host(_host(config))}:{section.metrics_port}/readyz"
     try:
         with urlopen(url, timeout=_HEALTH_SECONDS, context=context) as answer:
             return str(answer.read(1000).decode(errors="replace").strip().partition("\n")[0])
@@ -71,6 +69,12 @@ def readiness(config: Config) -> str:
     except (URLError, OSError, ValueError) as error:
         reason = getattr(error, "reason", error)
         return f"no answer: {getattr(reason, 'strerror', None) or reason}"
+
+
+def _host(config: Config) -> str:
+    """The address that the server listens on, as in a URL."""
+    host = config.serve.host
+    return f"[{host}]" if ":" in host else host
 
 
 def _scheme(config: Config) -> str:

@@ -102,7 +102,7 @@ def error_to_json(error: ClicklineError) -> dict[str, Any]:
 
 
 def error_from_json(document: Mapping[str, Any]) -> ClicklineError:
-    """The error that a document tells of."""
+    """The error that a document describes."""
     if "mistakes" in document:
         return ConfigError([Mistake(**mistake) for mistake in document["mistakes"]])
     kind = getattr(errors, str(document["kind"]), ClicklineError)

@@ -9,7 +9,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from clickline.config import Config
-from clickline.errors import ClicklineError, ConfigError, Mistake
+from clickline.errors import ClicklineError
 from clickline.pipeline.endpoint import Endpoint
 from clickline.pipeline.runner import Runner
 from clickline.progress import Progress, default_progress
@@ -25,7 +25,7 @@ class RunHandle:
     name: str
     dataset: str | None
     checkpoint: str | None
-    metrics: Mapping[str, float | None]  # auc, logloss, calibration; empty when nothing was evaluation
+    metrics: Mapping[str, float | None]  # auc, logloss, calibration; empty if nothing was evaluated
     gate: Mapping[str, Any]  # passed, warnings
     version: int | None  # the version published by this run, else the one that the endpoint serves
     skipped: tuple[str, ...]  # stages whose config and input have not changed
@@ -69,39 +69,23 @@ def up(
     hours as they arrive, after those of `backfill`, a text FROM..TO. Raises GateRefused if the model does not pass the
     gate.
     """
-    return run_up(
-        config,
-        follow=follow,
-        backfill=backfill,
-        serve=serve,
-        studio=config.studio.enabled,
-        progress=progress,
-        program=True,
+    studio = config.studio.enabled
+    progress = progress or default_progress()
+    return start(
+        Runner(
+            config,
+            follow=follow,
+            backfill=backfill,
+            serve=serve,
+            studio=studio,
+            progress=progress,
+            program=True,
+        )
     )
 
 
-def run_up(
-    config: Config,
-    *,
-    follow: bool,
-    backfill: str | None,
-    serve: bool,
-    studio: bool,
-    progress: Progress | None,
-    program: bool,
-) -> RunHandle:
-    """Like `up`. `program`: runs inside a user's program, which `clickline down` must not end by a signal."""
-    if backfill is not None:
-        _check_backfill(backfill, follow)
-    runner = Runner(
-        config,
-        follow=follow,
-        backfill=backfill,
-        serve=serve,
-        studio=studio,
-        progress=progress or default_progress(),
-        program=program,
-    )
+def start(runner: Runner) -> RunHandle:
+    """Start a run; returns when it is up. Raises its error if it fails before."""
     runner.start()
     try:
         runner.wait(until_up=True)
@@ -110,26 +94,16 @@ def run_up(
         raise
     if runner.ended and runner.was_stopped:
         raise ClicklineError("`clickline down` stopped the run before it was up. Run it again to resume.")
-    return _handle(config, runner)
+    return _handle(runner)
 
 
-def _check_backfill(backfill: str, follow: bool) -> None:
-    from clickline.pipeline.backfill import parse_backfill
-
-    parse_backfill(backfill)
-    if not follow:
-        raise ConfigError(
-            [Mistake("", 0, "--backfill", f"is {backfill!r}, without --follow.", "Give --follow as well.")]
-        )
-
-
-def _handle(config: Config, runner: Runner) -> RunHandle:
+def _handle(runner: Runner) -> RunHandle:
     stages = runner.status()["stages"]
     facts: dict[str, Mapping[str, Any]] = {name: one["facts"] for name, one in stages.items()}
     serving = facts.get("serve", {})
     evaluation = facts.get("evaluate", {})
     return RunHandle(
-        name=config.name,
+        name=runner.name,
         dataset=facts.get("prepare", {}).get("dataset"),
         checkpoint=facts.get("train", {}).get("checkpoint"),
         metrics={name: value for name, value in evaluation.items() if name != "report"},

@@ -1,6 +1,6 @@
 """<home>/up: the lock and the state of the run of a home.
 
-    lock           lock by the parent for its lifetime; contains its pid
+    lock           held by the parent for its lifetime; contains its pid
     state.json     stages, work, processes, how the run ended
     logs/          one file per stage
     stop           requests a run inside a program to stop
@@ -12,7 +12,6 @@ Only the holder of the lock writes here, except for `stop`.
 from __future__ import annotations
 
 import json
-import os
 import time
 from collections.abc import Mapping
 from contextlib import suppress
@@ -22,8 +21,8 @@ from typing import Any
 
 from clickline.config import Config
 from clickline.errors import ClicklineError, ConfigError, Mistake
-from clickline.pipeline.processes import Process, still_alive
 from clickline.pipeline.status_text import timestamp
+from clickline.processes import Process, still_alive
 from clickline.storage.file_lock import acquire, read_owner, write_owner
 from clickline.storage.filesystems import protocol_of
 
@@ -64,17 +63,9 @@ class UpFolder:
 
     def __init__(self, config: Config) -> None:
         if protocol_of(config.home) != "file":
-            raise ConfigError(
-                [
-                    Mistake(
-                        "clickline.yaml",
-                        0,
-                        "home",
-                        f"is {config.home}. `up` keeps its lock, state and logs there.",
-                        "Give a folder on this machine; the registry may be elsewhere (publish.registry).",
-                    )
-                ]
-            )
+            problem = f"is {config.home}. `up` keeps its lock, state and logs there."
+            remedy = "Give a folder on this machine; the registry may be elsewhere (publish.registry)."
+            raise ConfigError([Mistake("clickline.yaml", 0, "home", problem, remedy)])
         self.home = Path(config.home)
         self.path = self.home / "up"
         self.logs = self.path / "logs"
@@ -102,8 +93,7 @@ class UpFolder:
         if lock is None:
             raise self._in_use_error()
         self._stop.unlink(missing_ok=True)  # it was meant for another run
-        own = Process.from_pid(os.getpid(), role)
-        write_owner(lock, own.to_json() if own else {})
+        write_owner(lock, Process.current(role).to_json())
         return lock
 
     def check_free(self) -> None:

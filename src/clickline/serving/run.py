@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import fcntl
-import os
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from clickline.artifacts.from_config import registry_of
@@ -20,16 +18,18 @@ from clickline.serving.registry_follower import RegistrySource, VersionSource
 from clickline.serving.server_log import ServerLog
 from clickline.serving.supervisor import ServerInfo, Supervisor
 from clickline.serving.version_loading import Load, open_version
+from clickline.storage.file_lock import locked
 
 
 def serve(
     config: Config,
-    on_ready: Callable[[ServerInfo], None] = lambda info: None,
+    on_serving: Callable[[ServerInfo], None] = lambda info: None,
     *,
     source: VersionSource | None = None,
     load: Load = open_version,
 ) -> None:
-    """Serve until SIGTERM or SIGINT, then drain. `on_ready` is called once the ports are open.
+    """Serve until SIGTERM or SIGINT, then drain. `on_serving` is called once the ports are open, and after each switch
+    to another version.
 
     `source` provides the versions, by default from the config's registry. `load` opens one in a worker process, where
     it is imported by name.
@@ -52,7 +52,7 @@ def serve(
     with _work_folder(cache / "serving") as work:
 
         async def run() -> None:
-            await Supervisor(section, names, token, source, load, processes, work, log, on_ready).run()
+            await Supervisor(section, names, token, source, load, processes, work, log, on_serving).run()
 
         asyncio.run(run())
     log.event("stopped")
@@ -62,25 +62,13 @@ def serve(
 def _work_folder(parent: Path) -> Iterator[Path]:
     """Create a folder for the lifetime of this server, and remove those of killed servers."""
     parent.mkdir(parents=True, exist_ok=True)
-    with _locked(parent):  # so that no other server removes the folder before it is locked
-        for old in parent.iterdir():
-            with suppress(BlockingIOError), _locked(old, fcntl.LOCK_NB):  # else it is in use
-                shutil.rmtree(old, ignore_errors=True)
-        folder = Path(tempfile.mkdtemp(prefix="serve-", dir=parent))
-        lock = os.open(folder, os.O_RDONLY)
-        fcntl.flock(lock, fcntl.LOCK_EX)  # released when the process ends
-    try:
+    with ExitStack() as stack:
+        with locked(parent):  # so that no other server removes the folder before it is locked
+            for old in parent.iterdir():
+                with locked(old, wait=False) as unused:
+                    if unused:
+                        shutil.rmtree(old, ignore_errors=True)
+            folder = Path(tempfile.mkdtemp(prefix="serve-", dir=parent))
+            stack.enter_context(locked(folder))
+        stack.callback(shutil.rmtree, folder, ignore_errors=True)
         yield folder
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
-        os.close(lock)
-
-
-@contextmanager
-def _locked(folder: Path, option: int = 0) -> Iterator[None]:
-    lock = os.open(folder, os.O_RDONLY)
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | option)
-        yield
-    finally:
-        os.close(lock)

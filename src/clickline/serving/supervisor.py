@@ -11,7 +11,6 @@ import os
 import shutil
 import signal
 import socket
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping
@@ -22,6 +21,7 @@ from typing import Any
 
 from clickline.config.sections import ServeSection
 from clickline.errors import ClicklineError
+from clickline.processes import Backoff, ChildProcess
 from clickline.serving.admin_port import admin_app
 from clickline.serving.auth import BearerAuth
 from clickline.serving.http_server import HttpServer
@@ -33,10 +33,11 @@ from clickline.serving.server_metrics import RequestMetrics, exposition
 from clickline.serving.version_loading import Load
 from clickline.serving.worker_channel import Channel
 
-_MIN_LIFETIME = 10.0  # seconds: a worker that lived for less is restarted after a pause
+_MIN_LIFETIME = 10.0  # seconds: the pause before a restart grows for a worker that lived for less
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.2, 10.0
 _LOAD_SECONDS = 600.0  # for a worker to load a version; the first start may compile all kernels
 _METRICS_SECONDS = 2.0  # for a worker to send its metrics
+_CLOSED_SECONDS = 2.0  # for a worker to exit after it has closed its channel
 _EXIT_SECONDS = 4.0  # for a worker to exit after the drain timeout
 _HANG_SECONDS = 60  # without an answer to a ping before a worker is killed
 _FIRST_POLL_SECONDS = 10.0  # for the first poll of the registry, before the server starts without a version
@@ -45,7 +46,7 @@ _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 @dataclass(frozen=True)
 class ServerInfo:
-    """The state of a server when all workers listen for the first time."""
+    """The state of a server whose workers all listen and serve the same version."""
 
     version: int | None
     processes: int
@@ -55,11 +56,10 @@ class ServerInfo:
 class _Worker:
     """A running worker process."""
 
-    def __init__(self, slot: int, process: subprocess.Popen[bytes], channel: Channel) -> None:
+    def __init__(self, slot: int, child: ChildProcess, channel: Channel) -> None:
         self.slot = slot
-        self.process = process
+        self.child = child
         self.channel = channel
-        self.started = time.monotonic()
         self.listening = False
         self.version: int | None = None  # the one it serves
         self.metrics = RequestMetrics()
@@ -83,16 +83,18 @@ class Supervisor:
         processes: int,
         work: Path,
         log: ServerLog,
-        on_ready: Callable[[ServerInfo], None],
+        on_serving: Callable[[ServerInfo], None],
     ) -> None:
-        """`work`: a private folder. `on_ready` is called once, when all workers listen."""
+        """`work`: a private folder. `on_serving` is called when all workers listen, and again when they have switched
+        to another version."""
         self._serve = serve
         self._auth = BearerAuth(token)
         self._source = source
         self._processes = processes
         self._work = work
         self._log = log
-        self._on_ready: Callable[[ServerInfo], None] | None = on_ready
+        self._on_serving = on_serving
+        self._announced: ServerInfo | None = None
         self._worker_config = {
             "serve": serve.model_dump(mode="json"),
             "names": names,
@@ -103,7 +105,7 @@ class Supervisor:
         }
         self._workers: dict[int, _Worker] = {}
         self._past_metrics = RequestMetrics()  # of processes that have exited
-        self._pauses = dict.fromkeys(range(processes), _FIRST_PAUSE)
+        self._pauses = [Backoff(_FIRST_PAUSE, _LONGEST_PAUSE) for _ in range(processes)]
         self._restarts = 0
         self._versions_refused = 0
         self._example: Mapping[str, Any] | None = None
@@ -147,8 +149,8 @@ class Supervisor:
         finally:
             self._stopping = True
             for worker in self._workers.values():
-                worker.process.kill()
-                worker.process.wait()
+                worker.child.process.kill()
+                worker.child.process.wait()
             for reserved in reserved_sockets:
                 reserved.close()
             await admin.stop()
@@ -160,35 +162,25 @@ class Supervisor:
     # ── workers ────────────────────────────────────────────────────────────────────────────────
 
     async def _launch(self, slot: int) -> None:
-        ours, theirs = socket.socketpair()
-        try:
-            with theirs:
-                process = subprocess.Popen(
-                    [sys.executable, "-P", "-m", "clickline.serving.worker_process", str(theirs.fileno())],
-                    stdin=subprocess.DEVNULL,
-                    stdout=sys.stderr.fileno(),  # the server's own standard output is for ServerInfo
-                    pass_fds=[theirs.fileno()],
-                    env={"GRPC_VERBOSITY": "NONE", **os.environ},  # stderr is for JSON lines
-                    start_new_session=True,  # Ctrl-C is for the supervisor, which lets workers drain
-                )
-        except BaseException:
-            ours.close()
-            raise
-        worker = _Worker(slot, process, await Channel.connect(ours))
-        self._workers[slot] = worker
-        worker.channel.send(slot=slot, **self._worker_config)
+        child = ChildProcess(
+            "clickline.serving.worker_process",
+            request={"slot": slot, **self._worker_config},
+            output=sys.stderr.fileno(),  # the server's own standard output is for ServerInfo
+            environment={"GRPC_VERBOSITY": "NONE", **os.environ},  # stderr is for JSON lines
+        )
+        worker = self._workers[slot] = _Worker(slot, child, await Channel.connect(child.socket))
         if self._stopping:  # `stop` was sent to the others before this worker existed
             worker.channel.send(do="stop")
         self._start(self._read_messages(worker))
 
     async def _launch_again(self, slot: int) -> None:
         """Start a worker, retrying: the system may lack processes, memory or file descriptors for a while."""
-        pause = _FIRST_PAUSE
         while not self._stopping:
             try:
                 await self._launch(slot)
                 return
             except OSError as error:
+                pause = self._pauses[slot].next()
                 self._log.event(
                     "a worker process cannot be started",
                     "error",
@@ -197,7 +189,6 @@ class Supervisor:
                     pause=pause,
                 )
             await asyncio.sleep(pause)
-            pause = min(pause * 2, _LONGEST_PAUSE)
 
     async def _read_messages(self, worker: _Worker) -> None:
         """Handle the messages of a worker until it exits; then start another in its place."""
@@ -208,7 +199,7 @@ class Supervisor:
             except Exception as error:  # noqa: BLE001 - a bug here must not leave a worker unsupervised
                 self._log.unexpected(error, "handling a message", f"worker {worker.slot}")
         worker.channel.close()
-        code = await self._exit_code(worker)
+        code = await asyncio.to_thread(worker.child.wait_or_kill, _CLOSED_SECONDS)
         del self._workers[worker.slot]
         self._past_metrics.add(worker.metrics)
         if worker.metrics_received is not None and not worker.metrics_received.done():
@@ -219,35 +210,19 @@ class Supervisor:
             return
         self._rollout.worker_gone(worker.slot)
         self._restarts += 1
-        pause = self._restart_pause(worker)
+        if worker.child.lifetime >= _MIN_LIFETIME:
+            self._pauses[worker.slot].reset()
+        pause = self._pauses[worker.slot].next()
         self._log.event(
             "a worker process ended; another is started",
             "error",
             worker=worker.slot,
-            pid=worker.process.pid,
+            pid=worker.child.pid,
             exit_code=code,
             pause=pause,
         )
         await asyncio.sleep(pause)
         await self._launch_again(worker.slot)
-
-    async def _exit_code(self, worker: _Worker) -> int:
-        """Return the exit code of a process that has closed its channel; kill it if it does not exit."""
-        for _ in range(200):
-            code = worker.process.poll()
-            if code is not None:
-                return code
-            await asyncio.sleep(0.01)
-        worker.process.kill()
-        return await asyncio.to_thread(worker.process.wait)
-
-    def _restart_pause(self, worker: _Worker) -> float:
-        if time.monotonic() - worker.started >= _MIN_LIFETIME:
-            self._pauses[worker.slot] = _FIRST_PAUSE
-            return 0.0
-        pause = self._pauses[worker.slot]
-        self._pauses[worker.slot] = min(pause * 2, _LONGEST_PAUSE)
-        return pause
 
     def _handle(self, worker: _Worker, message: dict[str, Any]) -> None:
         match message:
@@ -267,38 +242,39 @@ class Supervisor:
                         reason=reason,
                     )
                 self._rollout.refused(worker.slot, number, reason, again)
-                self._announce_if_ready()
+                self._announce_if_serving()
             case {"serving": number, "example": example}:
                 worker.version, self._example = number, example
-                self._announce_if_ready()
+                self._announce_if_serving()
             case {"listening": _}:
                 worker.listening = True
-                self._announce_if_ready()
+                self._announce_if_serving()
             case {"metrics": text, "waiting": waiting}:
                 worker.metrics, worker.waiting = RequestMetrics.from_json(text), waiting
                 if worker.metrics_received is not None and not worker.metrics_received.done():
                     worker.metrics_received.set_result(None)
             case {"failed": message}:
                 self._log.event("a worker failed", "error", worker=worker.slot, message=message)
-                if self._on_ready is not None:  # it never listened: a restart would not help
+                if self._announced is None:  # it never listened: a restart would not help
                     self._failure = message
                     self._ended.set()
 
-    def _announce_if_ready(self) -> None:
-        if self._on_ready is None or len(self._workers) < self._processes:
-            return
+    def _announce_if_serving(self) -> None:
         if not self._polled or self._rollout.pending is not None:
             return  # a version is being loaded: announce the server with it
-        if all(worker.listening for worker in self._workers.values()):
-            version = None if self._rollout.current is None else self._rollout.current.number
-            if version is None or all(worker.version == version for worker in self._workers.values()):
-                on_ready, self._on_ready = self._on_ready, None
-                try:
-                    on_ready(ServerInfo(version, self._processes, self._example))
-                except Exception as error:  # noqa: BLE001 - perhaps stdout is closed: keep serving
-                    self._log.event(
-                        "could not announce that the server is ready", "warning", message=repr(error)
-                    )
+        version = self._version()
+        if self._announced is not None and self._announced.version == version:
+            return
+        workers = self._workers.values()
+        needed = self._processes if self._announced is None else 1  # a crashed worker hides no later version
+        if len(workers) >= needed and all(
+            worker.listening and version in (None, worker.version) for worker in workers
+        ):
+            self._announced = ServerInfo(version, self._processes, self._example)
+            try:
+                self._on_serving(self._announced)
+            except Exception as error:  # noqa: BLE001 - perhaps stdout is closed: keep serving
+                self._log.event("could not announce that the server is ready", "warning", message=repr(error))
 
     def _registry_is_slow(self) -> None:
         if not self._polled:
@@ -307,7 +283,7 @@ class Supervisor:
 
     def _first_poll_done(self) -> None:
         self._polled = True
-        self._announce_if_ready()
+        self._announce_if_serving()
 
     # ── versions ───────────────────────────────────────────────────────────────────────────────
 
@@ -376,7 +352,7 @@ class Supervisor:
         self._log.event(
             "a worker process is ended", "error", worker=worker.slot, reason=reason, seconds=seconds
         )
-        worker.process.kill()
+        worker.child.process.kill()
 
     # ── shutdown ────────────────────────────────────────────────────────────────────────────────
 

@@ -11,7 +11,6 @@ The key is a hash of the URI, and only the redacted URI is stored: a URI may hol
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import json
 import os
@@ -19,7 +18,7 @@ import re
 import shutil
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -29,6 +28,7 @@ from clickline.errors import CacheFull, StorageError
 from clickline.progress import Progress, human_size
 from clickline.records import SourceFile
 from clickline.storage.atomic import put_atomically
+from clickline.storage.file_lock import locked
 from clickline.storage.redaction import redacted
 from clickline.storage.storage import Storage
 from clickline.storage.storage_errors import translate_errors
@@ -88,13 +88,13 @@ class FileCache:
         while True:
             if entry.is_being_fetched():
                 progress.log(f"waiting for another process that is downloading {entry.redacted_uri}")
-            with entry.locked(fcntl.LOCK_SH):
+            with entry.locked(shared=True):
                 if self._is_valid(entry, version, progress):
                     with suppress(PermissionError):  # a cache filled by another user
                         os.utime(entry.manifest)
                     yield entry.data
                     return
-            with entry.locked(fcntl.LOCK_EX):
+            with entry.locked():
                 # Another process may have downloaded it while this one waited for the lock.
                 if not self._is_valid(entry, version, Progress()):
                     version = self._fetch(entry, file, progress)
@@ -243,7 +243,7 @@ class FileCache:
 
     def _make_room(self, entry: _Entry, plan: dict[str, Any]) -> None:
         """Evict the least recently used copies until the file fits, and reserve the space by writing its plan."""
-        with _locked(self._directory / "lock", fcntl.LOCK_EX):
+        with _locked(self._directory / "lock"):
             others = [other for other in self._entries() if other.key != entry.key]
             excess = sum(other.reserved_bytes() for other in others) + plan["size"] - self._capacity
             for other in sorted(others, key=_Entry.last_used):
@@ -295,13 +295,13 @@ class _Entry:
         self.manifest = self.folder / "manifest"
         self._lock = self.folder / "lock"
 
-    def locked(self, kind: int) -> AbstractContextManager[bool]:
-        return _locked(self._lock, kind)
+    def locked(self, *, shared: bool = False, wait: bool = True) -> AbstractContextManager[bool]:
+        return _locked(self._lock, shared=shared, wait=wait)
 
     def is_being_fetched(self) -> bool:
         if not self._lock.exists():
             return False
-        with self.locked(fcntl.LOCK_SH | fcntl.LOCK_NB) as free:
+        with self.locked(shared=True, wait=False) as free:
             return not free
 
     def holds(self, version: str) -> bool:
@@ -326,7 +326,7 @@ class _Entry:
 
     def remove_if_unused(self) -> bool:
         """Remove the copy unless a process uses it; returns whether it was removed."""
-        with self.locked(fcntl.LOCK_EX | fcntl.LOCK_NB) as free:
+        with self.locked(wait=False) as free:
             if free:
                 self.manifest.unlink(missing_ok=True)  # first: an interrupted removal leaves no valid copy
                 for file in self.folder.iterdir():
@@ -339,37 +339,12 @@ class _Entry:
 
 
 @contextmanager
-def _locked(path: Path, kind: int) -> Iterator[bool]:
-    """Hold a lock on a file; False if it is taken and `kind` does not wait. Dead processes hold none."""
-    descriptor = _acquire(path, kind)
-    try:
-        yield descriptor is not None
-    finally:
-        if descriptor is not None:
-            os.close(descriptor)
-
-
-def _acquire(path: Path, kind: int) -> int | None:
-    with translate_errors(str(path), redacted):
-        while True:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            try:
-                descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
-            except FileNotFoundError:
-                continue  # its folder was removed meanwhile
-            try:
-                fcntl.flock(descriptor, kind)
-                if os.fstat(descriptor).st_ino == path.stat().st_ino:
-                    return descriptor
-            except BlockingIOError:
-                os.close(descriptor)
-                return None
-            except FileNotFoundError:
-                pass  # the folder was removed while this process waited: lock the new file
-            except BaseException:
-                os.close(descriptor)
-                raise
-            os.close(descriptor)
+def _locked(path: Path, *, shared: bool = False, wait: bool = True) -> Iterator[bool]:
+    """`locked`, with a StorageError if the file cannot be opened."""
+    with ExitStack() as stack:
+        with translate_errors(str(path), redacted):
+            free = stack.enter_context(locked(path, shared=shared, wait=wait))
+        yield free
 
 
 def _read_json(path: Path) -> dict[str, Any]:

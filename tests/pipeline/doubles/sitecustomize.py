@@ -2,7 +2,7 @@
 the stages.
 
 In the folder that CLICKLINE_DOUBLES names, `hold-NAME` makes NAME wait while the file exists, `at-NAME` is written when it
-is reached, and `fault-NAME` has the class and message of an error to raise there.
+is reached, `fault-NAME` has the class and message of an error to raise there, and `version` has the version to serve.
 """
 
 from __future__ import annotations
@@ -67,8 +67,13 @@ def _serve(config, up):
     _reach("serve")
     ending = []
     signal.signal(signal.SIGTERM, lambda *_: ending.append(True))
-    up(types.SimpleNamespace(version=7, processes=1, example={"I1": 1}))
+    version = None
     while not ending:
+        file = _FOLDER / "version"
+        wanted = int((file.exists() and file.read_text()) or 7)
+        if wanted != version:
+            version = wanted
+            up(types.SimpleNamespace(version=version, processes=1, example={"I1": 1}))
         time.sleep(0.01)
     _reach("drain")
 

@@ -251,7 +251,7 @@ def test_probe_failures_are_reported(trained: Path, tmp_path: Path, monkeypatch:
     ended.write_text("#!/bin/sh\nkill -9 $$\n")
     ended.chmod(0o755)
     monkeypatch.setattr(sys, "executable", str(ended))
-    with pytest.raises(ClicklineError, match="signal 9, most likely for lack of memory"):
+    with pytest.raises(ClicklineError, match=r"by signal 9 \(SIGKILL\), perhaps because memory ran out"):
         run_probe(config, dataset, 6400, [0])
 
 

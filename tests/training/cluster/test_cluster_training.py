@@ -24,7 +24,7 @@ from clickline.artifacts.from_config import registry_of
 from clickline.distributed.session import RaySession
 from clickline.errors import ClusterError, GateRefused
 from clickline.models.model import open_checkpoint
-from clickline.pipeline.processes import descendants, still_alive
+from clickline.processes import descendants, still_alive
 from clickline.scoring.open_scorer import open_scorer
 from clickline.storage.storage import Storage
 from clickline.training import cluster_trainer

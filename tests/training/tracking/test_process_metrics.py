@@ -1,4 +1,4 @@
-"""How busy and how large the process says it is."""
+"""CPU and memory use of a process."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ def test_cpu_is_counted_since_the_last_call() -> None:
     resource_usage()
     before_wall, before_cpu = time.monotonic(), time.process_time()
     work(0.2)
-    told = resource_usage()["system/cpu_cores"]
+    reported = resource_usage()["system/cpu_cores"]
     share = (time.process_time() - before_cpu) / (time.monotonic() - before_wall)
-    assert abs(told - share) < 0.2 * share + 0.01
-    time.sleep(0.2)  # idle: this is the load, not a wait for somebody
-    assert resource_usage()["system/cpu_cores"] < told / 2
+    assert abs(reported - share) < 0.2 * share + 0.01
+    time.sleep(0.2)  # idle
+    assert resource_usage()["system/cpu_cores"] < reported / 2
 
 
 def test_memory_grows_with_allocations() -> None:
     before = resource_usage()["system/memory_mib"]
-    held = np.frombuffer(mmap.mmap(-1, 64 * 2**20), np.uint8)  # not what an earlier test has given back
+    held = np.frombuffer(mmap.mmap(-1, 64 * 2**20), np.uint8)  # new memory, not freed by an earlier test
     held[:] = 1
     assert resource_usage()["system/memory_mib"] - before > 50
     assert held[-1] == 1

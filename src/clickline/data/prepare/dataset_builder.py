@@ -11,7 +11,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
-from fcntl import LOCK_EX, LOCK_NB, flock
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -34,6 +33,7 @@ from clickline.progress import Progress
 from clickline.records import SourceFile
 from clickline.storage.atomic import remove_leftovers
 from clickline.storage.file_cache import FileCache
+from clickline.storage.file_lock import acquire, read_owner, write_owner
 from clickline.storage.redaction import redacted
 from clickline.storage.storage import Storage
 
@@ -98,27 +98,27 @@ class DatasetBuilder:
         """Hold the lock of this dataset, and remove the leftovers of a killed process."""
         try:
             self.scratch.mkdir(parents=True, exist_ok=True)
-            lock = (self.scratch / "lock").open("a+")
+            lock = acquire(self.scratch / "lock")
         except OSError as error:
             raise StorageError(
                 f"{self.scratch}: {error.strerror}. It is part of `home`, which must be a writable "
                 "folder: change home in the config, or make the folder writable."
             ) from error
-        with lock:
-            try:
-                flock(lock, LOCK_EX | LOCK_NB)
-            except BlockingIOError as error:
-                lock.seek(0)
-                owner = lock.read().strip() or "unknown"
-                raise ArtifactError(
-                    f"another `clickline prepare` (process {owner}) is building this dataset. Wait for it, or stop it."
-                ) from error
+        if lock is None:
+            owner = (read_owner(self.scratch / "lock") or {}).get("pid", "unknown")
+            raise ArtifactError(
+                f"another `clickline prepare` (process {owner}) is building this dataset. Wait for it, or stop it."
+            )
+        try:
             for leftover in self.scratch.glob("*.tmp"):
                 leftover.unlink()
             if Storage.is_local(self.folder):
                 remove_leftovers(Path(self.folder))
-            _write_owner(lock.fileno())
+            with suppress(OSError):  # the real work reports a full disk
+                write_owner(lock, {"pid": os.getpid()})
             yield
+        finally:
+            os.close(lock)
 
     def reference_time(self) -> float:
         """The unix time against which the times of rows are checked: when the dataset was first started, however often
@@ -299,10 +299,3 @@ def _report(features: FeatureSpec, statistics: RowStatistics) -> dict[str, Any]:
             for slot, slot_statistics in zip(features.slots, statistics.slots, strict=True)
         ],
     }
-
-
-def _write_owner(lock: int) -> None:
-    """Write our process id into a lock file for other processes. The real work will report a full disk."""
-    with suppress(OSError):
-        os.ftruncate(lock, 0)
-        os.write(lock, str(os.getpid()).encode())

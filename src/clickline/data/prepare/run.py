@@ -6,7 +6,6 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from fcntl import LOCK_EX, LOCK_NB, flock
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,6 +23,7 @@ from clickline.distributed.session import open_session
 from clickline.errors import ArtifactError
 from clickline.progress import Progress, default_progress
 from clickline.records import SourceFile
+from clickline.storage.file_lock import locked
 from clickline.storage.log_files import DateRange, resolve_files
 from clickline.storage.storage import Storage
 
@@ -212,9 +212,5 @@ def _may_be_in_progress(folder: str) -> bool:
         return True
     if not lock.exists():
         return False
-    with lock.open("a") as file:
-        try:
-            flock(file, LOCK_EX | LOCK_NB)
-        except BlockingIOError:
-            return True
-    return False
+    with locked(lock, wait=False) as free:
+        return not free

@@ -7,12 +7,10 @@ open the same chain build it once and share its pages.
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import shutil
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -25,6 +23,7 @@ from clickline.embedding.serving.packed_rows import ID_BYTES, row_type
 from clickline.errors import ArtifactError
 from clickline.numba_cache import njit
 from clickline.storage.atomic import fsync, temporary_name
+from clickline.storage.file_lock import locked
 
 Level = Mapping[int, MappedShard]
 """The open shards of one version's table, by number."""
@@ -44,7 +43,7 @@ def merge_deltas(deltas: Sequence[Level], work: Path | None) -> Level:
         for shard, mapped in sorted(level.items()):
             digest.update(f" {shard}/{mapped.shards}:{mapped.content}".encode())
     target = work / f"overlay-{digest.hexdigest()[:32]}"
-    with _exclusive(work):
+    with locked(work / ".lock"):
         if target.is_dir():
             target.touch()
             try:
@@ -95,14 +94,6 @@ def _write(deltas: Sequence[Level], folder: Path) -> None:
 
 def _open(folder: Path, reference: Level) -> Level:
     return {shard: MappedShard(folder / mapped.path.name) for shard, mapped in reference.items()}
-
-
-@contextmanager
-def _exclusive(work: Path) -> Iterator[None]:
-    work.mkdir(parents=True, exist_ok=True)
-    with (work / ".lock").open("ab") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)  # released when the process ends, however it ends
-        yield
 
 
 @njit(cache=True, nogil=True)

@@ -1,6 +1,6 @@
 """Measures the memory and speed of a config's model on this machine, in a separate process.
 
-    python -m clickline.pipeline.planning.cost_probe   a JSON line in, a JSON line out
+    python -P -m clickline.pipeline.planning.cost_probe FD
 
 The probe does what `train` does, in the same order and with the same code: build, check the export, prefetch windows
 of rows, look up, train, score, write a snapshot. So apart from the tables it uses the same memory as `train`. Before
@@ -12,24 +12,22 @@ them. A machine that is always busy also slows down training.
 
 from __future__ import annotations
 
-import json
-import subprocess
 import sys
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import redirect_stdout
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import median
 from tempfile import TemporaryDirectory
+from typing import Any
 
 import numpy as np
 
 from clickline.artifacts.checkpoint import Position
 from clickline.artifacts.dataset import Dataset
 from clickline.artifacts.manifest import digest
-from clickline.config import Config, load_config, resolved
+from clickline.config import Config
 from clickline.embedding import Tables, save_snapshot
 from clickline.errors import ClicklineError
 from clickline.evaluation.rolling_metrics import RollingMetrics
@@ -38,12 +36,14 @@ from clickline.models.from_config import batch_size_of, holdout_share, plan_of
 from clickline.models.model import Model
 from clickline.models.onnx_export import check_export
 from clickline.models.torch_runtime import should_find_ahead
+from clickline.processes import ChildProcess, ParentConnection
 from clickline.records import LabelledRows
 from clickline.storage.storage import Storage
 from clickline.training.batches import Batches
 from clickline.training.train_step import TrainStep
 
 _TIMEOUT = 600.0  # seconds
+_EXIT_SECONDS = 5.0  # to exit after it has closed its socket
 _INTERVAL = 0.4  # minimum seconds of one measurement
 _INTERVALS = 9
 _MAX_SECONDS = 15.0  # of training; a step of a large network may take seconds
@@ -75,7 +75,7 @@ class ProbeResult:
 class _ProbeRequest:
     """The input of the probe process."""
 
-    config: str  # path
+    config: dict[str, Any]
     dataset: str  # folder
     rows: int  # trained per epoch
     fill: list[int]  # ids to fill each table with
@@ -87,30 +87,25 @@ def run_probe(
     config: Config, dataset: Dataset, rows: int, fill: list[int], *, interval: float = _INTERVAL
 ) -> ProbeResult:
     """Probe the config's model on rows of the dataset, in a child process."""
-    with TemporaryDirectory(prefix="clickline-plan-") as folder:
-        path = Path(folder, "resolved.yaml")
-        path.write_text(resolved(config))
-        request = _ProbeRequest(str(path), dataset.folder, rows, fill, interval, time.time())
-        try:
-            completed = subprocess.run(
-                [sys.executable, "-m", "clickline.pipeline.planning.cost_probe"],
-                input=json.dumps(asdict(request)),
-                capture_output=True,
-                text=True,
-                timeout=_TIMEOUT,
-            )
-        except subprocess.TimeoutExpired as error:
-            raise ClicklineError(
-                f"the probe did not finish within {_TIMEOUT:.0f} s. Use --no-probe to plan without measuring."
-            ) from error
-    if completed.returncode:
-        message = (completed.stderr.strip().splitlines() or ["no output"])[-1]
-        if completed.returncode < 0:
-            message = f"it was killed by signal {-completed.returncode}, most likely for lack of memory"
+    document = config.model_dump(mode="json", by_alias=True)
+    request = _ProbeRequest(document, dataset.folder, rows, fill, interval, time.time())
+    child = ChildProcess("clickline.pipeline.planning.cost_probe", request=asdict(request))
+    try:
+        answer = child.receive(_TIMEOUT)
+    except TimeoutError as error:
         raise ClicklineError(
-            f"the probe failed: {message}. `clickline train` would fail too. Use --no-probe to plan without measuring."
+            f"the probe did not finish within {_TIMEOUT:.0f} s. Use --no-probe to plan without measuring."
+        ) from error
+    except (EOFError, ConnectionError):
+        child.wait_or_kill(_EXIT_SECONDS)
+        answer = {"failed": f"it ended {child.exit_reason()}"}
+    finally:
+        child.stop(0.0)
+    if "failed" in answer:
+        raise ClicklineError(
+            f"the probe failed: {answer['failed']}. `clickline train` would fail too. "
+            "Use --no-probe to plan without measuring."
         )
-    answer = json.loads(completed.stdout.splitlines()[-1])
     if "error" in answer:
         raise ClicklineError(answer["error"])
     return ProbeResult(**answer)
@@ -120,7 +115,7 @@ def run_probe(
 
 
 def _probe(request: _ProbeRequest) -> ProbeResult:
-    config = load_config(request.config)
+    config = Config.model_validate(request.config)
     dataset = Dataset.open(Storage(), request.dataset)
     train, threads = config.train, cores()
     plan = plan_of(config, dataset.features, request.rows)
@@ -285,13 +280,14 @@ def _memory(name: str) -> int:
 
 
 def main() -> None:
-    request = _ProbeRequest(**json.loads(sys.stdin.readline()))
-    with redirect_stdout(sys.stderr):  # output of a user's network
-        try:
-            answer = asdict(_probe(request))
-        except ClicklineError as error:
-            answer = {"error": str(error)}
-    sys.stdout.write(json.dumps(answer) + "\n")
+    parent = ParentConnection(int(sys.argv[1]))
+    parent.exit_with_parent()
+    try:
+        parent.send(**asdict(_probe(_ProbeRequest(**parent.request))))
+    except ClicklineError as error:
+        parent.send(error=str(error))
+    except Exception as error:  # noqa: BLE001 - the parent reports it
+        parent.send(failed=f"{type(error).__name__}: {error}")
 
 
 if __name__ == "__main__":

@@ -34,9 +34,6 @@ class Estimate:
     low: float
     high: float
 
-    def __add__(self, other: Estimate) -> Estimate:
-        return Estimate(self.expected + other.expected, self.low + other.low, self.high + other.high)
-
     def __mul__(self, factor: float) -> Estimate:
         return Estimate(self.expected * factor, self.low * factor, self.high * factor)
 

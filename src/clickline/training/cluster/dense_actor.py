@@ -12,11 +12,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from clickline.artifacts.dataset import Dataset
+from clickline.machine import resident_bytes
 from clickline.models.model import Model
 from clickline.models.model_plan import ModelPlan
 from clickline.storage.storage import Storage
 from clickline.training.cluster.dense_parameter_server import DenseParameterServer
-from clickline.training.cluster.role_log import RoleLog, resident_bytes
+from clickline.training.cluster.role_log import RoleLog
 from clickline.training.dense_optimizer import DenseOptimizer
 
 

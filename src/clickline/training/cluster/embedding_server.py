@@ -36,7 +36,8 @@ from clickline.embedding import (
     load_snapshot,
 )
 from clickline.errors import Fenced
-from clickline.training.cluster.role_log import RoleLog, resident_bytes
+from clickline.machine import resident_bytes
+from clickline.training.cluster.role_log import RoleLog
 from clickline.training.cluster.streams import BatchStream, BatchStreams
 
 

@@ -1,8 +1,7 @@
-"""The log file and memory use of one process of a cluster run; the file is on storage that all machines see."""
+"""The log file of one process of a cluster run; the file is on storage that all machines see."""
 
 from __future__ import annotations
 
-import os
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -20,9 +19,3 @@ class RoleLog:
 
     def close(self) -> None:
         self._file.close()
-
-
-def resident_bytes() -> int:
-    """Resident memory of this process."""
-    pages = int(Path("/proc/self/statm").read_text().split()[1])
-    return pages * os.sysconf("SC_PAGE_SIZE")

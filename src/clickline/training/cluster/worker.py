@@ -36,6 +36,7 @@ from clickline.embedding import LookupReply, PendingLookup, RemoteTables
 from clickline.errors import Fenced
 from clickline.evaluation.binary_metrics import HourlyCounts
 from clickline.evaluation.rolling_metrics import RollingMetrics
+from clickline.machine import resident_bytes
 from clickline.models.model import Model
 from clickline.models.model_plan import ModelPlan
 from clickline.records import LabelledRows
@@ -43,7 +44,7 @@ from clickline.storage.storage import Storage
 from clickline.training.batches import Batches
 from clickline.training.cluster.embedding_server import PartKey
 from clickline.training.cluster.process_group import PeerLost, ProcessGroup, Rendezvous
-from clickline.training.cluster.role_log import RoleLog, resident_bytes
+from clickline.training.cluster.role_log import RoleLog
 from clickline.training.cluster.row_exchange import ExchangeClosed, LocalBatch, RowExchange
 from clickline.training.dense_optimizer import LOSS, PAUSE_REQUESTED, TOTAL_WEIGHT, DenseOptimizer, Diverged
 

@@ -2,23 +2,22 @@
 
     python -P -m clickline.training.tracking.mlflow_sender FD
 
-FD is one end of a socket pair. The first message names the run; each following message is a payload, answered by
-{"refused": [...]}, or by {"failed": why} if nothing counts as sent. The process ends when the other end is closed, also
-by kill -9. Standard output and error are discarded, so whatever mlflow prints goes nowhere.
+The first message names the run; each following message is a payload, answered by {"refused": [...]}, or by
+{"failed": why} if nothing counts as sent. The process ends when the tracker's end is closed, also by kill -9. Standard
+output and error are discarded, so whatever mlflow prints goes nowhere.
 """
 
 from __future__ import annotations
 
-import json
 import re
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
+from clickline.processes import ParentConnection
 from clickline.storage.atomic import temporary_name
 
 # Identifies a run: the key is generated once per run folder, so two machines that train the same config with one server
@@ -189,14 +188,11 @@ def _first_line(error: BaseException) -> str:
 
 
 def main() -> None:
-    connection = Connection(int(sys.argv[1]))
-    try:
-        store = MlflowStore(**json.loads(connection.recv_bytes()))
-        while True:
-            answer = store.handle(json.loads(connection.recv_bytes()))
-            connection.send_bytes(json.dumps(answer).encode())
-    except (EOFError, ConnectionError):
-        pass  # the parent process has finished or died
+    parent = ParentConnection(int(sys.argv[1]))
+    store = MlflowStore(**parent.request)
+    with suppress(ConnectionError):  # the parent process has died
+        for payload in parent.messages():
+            parent.send(**store.handle(payload))
 
 
 if __name__ == "__main__":

@@ -1,13 +1,10 @@
-"""CPU and memory use of this process, without an extra package."""
+"""CPU and memory use of this process."""
 
 from __future__ import annotations
 
-import os
-import sys
 import time
-from pathlib import Path
 
-_STATM = Path("/proc/self/statm")
+from clickline.machine import resident_bytes
 
 
 class _ResourceUsage:
@@ -21,16 +18,7 @@ class _ResourceUsage:
         wall, cpu = time.monotonic(), time.process_time()
         busy = (cpu - self._cpu) / max(wall - self._wall, 1e-9)
         self._wall, self._cpu = wall, cpu
-        return {"system/cpu_cores": busy, "system/memory_mib": _resident_bytes() / 2**20}
-
-
-def _resident_bytes() -> int:
-    if _STATM.exists():
-        return int(_STATM.read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-    import resource  # other systems report only the peak; macOS in bytes, others in KiB
-
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return peak if sys.platform == "darwin" else peak * 1024
+        return {"system/cpu_cores": busy, "system/memory_mib": resident_bytes() / 2**20}
 
 
 resource_usage = _ResourceUsage()

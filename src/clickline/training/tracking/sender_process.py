@@ -7,15 +7,12 @@ prints, logs or warns about can never reach our standard output.
 
 from __future__ import annotations
 
-import json
 import os
-import subprocess
-import sys
 import threading
 from collections.abc import Mapping
-from multiprocessing import Pipe
-from multiprocessing.connection import Connection
 from typing import Any
+
+from clickline.processes import ChildProcess
 
 # Long enough to create the tables of a new database on a busy machine. A server that accepts a connection but does not
 # answer is given up much earlier, by the timeout of the requests themselves.
@@ -37,77 +34,53 @@ class SenderProcess:
 
     def __init__(self) -> None:
         self.target: Mapping[str, str | None] = {}  # which run it is for; set before the first request
-        self._process: subprocess.Popen[bytes] | None = None
-        self._connection: Connection | None = None
+        self._child: ChildProcess | None = None
         self._closed = False
         self._lock = threading.Lock()  # between `request`, in the tracker's thread, and `kill`
 
     def request(self, message: Mapping[str, Any]) -> dict[str, Any]:
         """The answer to one message, or {"failed": why}. Not thread-safe."""
         try:
-            connection = self._started()
-            if connection is None:
+            child = self._started()
+            if child is None:
                 return {"failed": _TOO_SLOW}
-            connection.send_bytes(json.dumps(message).encode())
-            if connection.poll(_ANSWER_SECONDS):
-                answer: dict[str, Any] = json.loads(connection.recv_bytes())
-                return answer
+            child.send(message)
+            return child.receive(_ANSWER_SECONDS)
+        except TimeoutError:
             why = f"no answer in {_ANSWER_SECONDS:.0f} s"
         except (EOFError, OSError) as error:
             failure = f"the sender process ended early ({type(error).__name__})"
             why = _TOO_SLOW if self._closed else failure
-        self._stop(kill=True)
+        self._stop(0.0)
         return {"failed": why}
 
     def close(self) -> None:
         """Close the connection; the process then ends by itself."""
         with self._lock:
             self._closed = True
-        self._stop(kill=False)
+        self._stop(_STOP_SECONDS)
 
     def kill(self) -> None:
         """Kill the process, from any thread; a pending request fails."""
         with self._lock:
             self._closed = True
-            if self._process is not None:
-                self._process.kill()
+            if self._child is not None:
+                self._child.process.kill()
 
-    def _started(self) -> Connection | None:
+    def _started(self) -> ChildProcess | None:
         with self._lock:
             if self._closed:
                 return None
-            if self._connection is None:
-                self._connection, child_end = Pipe()
-                with child_end:
-                    self._process = subprocess.Popen(
-                        [
-                            sys.executable,
-                            "-P",
-                            "-m",
-                            "clickline.training.tracking.mlflow_sender",
-                            str(child_end.fileno()),
-                        ],
-                        stdin=subprocess.DEVNULL,
-                        stdout=subprocess.DEVNULL,
-                        stderr=subprocess.DEVNULL,
-                        pass_fds=[child_end.fileno()],
-                        env={**os.environ, **_SETTINGS},
-                        start_new_session=True,  # Ctrl-C is for training, which then reports how the run ended
-                    )
-                self._connection.send_bytes(json.dumps(self.target).encode())
-            return self._connection
+            if self._child is None:
+                self._child = ChildProcess(
+                    "clickline.training.tracking.mlflow_sender",
+                    request=self.target,
+                    environment={**os.environ, **_SETTINGS},
+                )
+            return self._child
 
-    def _stop(self, *, kill: bool) -> None:
+    def _stop(self, seconds: float) -> None:
         with self._lock:
-            process, connection = self._process, self._connection
-            self._process = self._connection = None
-        if connection is not None:
-            connection.close()
-        if process is not None:
-            if kill:
-                process.kill()
-            try:
-                process.wait(_STOP_SECONDS)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
+            child, self._child = self._child, None
+        if child is not None:
+            child.stop(seconds)
