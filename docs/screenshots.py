@@ -14,6 +14,7 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
+from typing import Any
 
 import httpx
 import yaml
@@ -25,7 +26,7 @@ IMAGES = Path(__file__).with_name("images")
 SCRIPT = Path(sys.executable).with_name("clickline")
 CHROMIUM = "/usr/bin/chromium"
 FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-background-networking"]
-ROWS = 150_000
+ROWS = 100_000
 LOAD = (40, 60, 90, 120, 80, 50, 100, 150, 110, 70)  # requests per second
 LOAD_SECONDS = 9.0  # of each
 
@@ -78,8 +79,10 @@ async def capture(home: Path) -> None:
         page.set_default_timeout(300_000)
 
         await page.goto(f"{url}/#/ads/overview")
-        await page.locator(".area path.line").first.wait_for()
-        await page.wait_for_timeout(4000)  # some points of the curve
+        while (now := await status(url))["stage"] in (None, "prepare") or (now["work"] or {}).get(
+            "share", 0
+        ) < 0.5:
+            await asyncio.sleep(0.5)
         await page.screenshot(path=IMAGES / "studio-overview.png")
 
         await page.get_by_role("heading", name="ads is serving version 1").wait_for()
@@ -111,6 +114,14 @@ async def capture(home: Path) -> None:
             await report.locator("html[data-drawn]").wait_for()
             await report.screenshot(path=IMAGES / f"{name}.png")
         await browser.close()
+
+
+async def status(url: str) -> dict[str, Any]:
+    async with httpx.AsyncClient(timeout=60) as client:
+        document: dict[str, Any] = (await client.get(f"{url}/api/homes/ads/status")).json()
+    if document["error"]:
+        raise RuntimeError(document["error"])
+    return document
 
 
 async def open_panel(page: Page, url: str, panel: str) -> None:
