@@ -79,9 +79,7 @@ async def capture(home: Path) -> None:
         page.set_default_timeout(300_000)
 
         await page.goto(f"{url}/#/ads/overview")
-        while (now := await status(url))["stage"] in (None, "prepare") or (now["work"] or {}).get(
-            "share", 0
-        ) < 0.5:
+        while not halfway(await status(url)):
             await asyncio.sleep(0.5)
         await page.screenshot(path=IMAGES / "studio-overview.png")
 
@@ -114,6 +112,14 @@ async def capture(home: Path) -> None:
             await report.locator("html[data-drawn]").wait_for()
             await report.screenshot(path=IMAGES / f"{name}.png")
         await browser.close()
+
+
+def halfway(document: dict[str, Any]) -> bool:
+    """Whether half of the training is done."""
+    share = (document["work"] or {}).get("share") or 0
+    return document["stage"] not in (None, "prepare", "train") or (
+        document["stage"] == "train" and share >= 0.5
+    )
 
 
 async def status(url: str) -> dict[str, Any]:
