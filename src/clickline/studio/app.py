@@ -89,7 +89,7 @@ class Studio:
         page = _Files("/", StaticFiles(directory=PAGE, html=True))
         handlers: Mapping[Any, Any] = {HTTPException: _refused, Exception: _bug}
         inner = Starlette(routes=[*self.routes(), page], exception_handlers=handlers, lifespan=self._lifespan)
-        return AccessMiddleware(GZipMiddleware(inner, compresslevel=5), self._access, _error)
+        return AccessMiddleware(GZipMiddleware(inner, compresslevel=5), self._access, _error_response)
 
     def routes(self) -> list[Route]:
         """The routes of the API."""
@@ -311,10 +311,6 @@ def _error_response(status: int, message: str) -> Response:
     if status == 401:
         response.headers["www-authenticate"] = "Bearer"
     return response
-
-
-def _error(status: int, message: str) -> Any:
-    return _error_response(status, message)
 
 
 async def _refused(request: Request, error: HTTPException) -> Response:
