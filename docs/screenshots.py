@@ -87,9 +87,9 @@ async def capture(home: Path) -> None:
         other = ("--set", "model.embedding_dim=16", "--set", "train.epochs=2")
         await asyncio.to_thread(clickline, home, "train", "-q", *other)
         await asyncio.to_thread(clickline, home, "publish", "-q", *other)
-        move = ("--reason", "compare latency with the smaller model")
+        move = ("--reason", "try the rollback")
         await asyncio.to_thread(clickline, home, "versions", "rollback", *move)
-        move = ("2", "--reason", "latency is the same, AUC is higher")
+        move = ("2", "--reason", "back to the larger model")
         await asyncio.to_thread(clickline, home, "versions", "promote", *move)
 
         await page.goto(f"{url}/#/ads/serving")
