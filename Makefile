@@ -3,7 +3,7 @@ PYTHON ?= $(shell command -v python3.11 || command -v python3)
 BIN := .venv/bin
 READY := .venv/ready
 
-.PHONY: setup browser demo test check lint types fast-tests faults soak soak-parts ray-versions fuzz protos docs bench bench-scale clean audit sbom release
+.PHONY: setup browser demo test check lint types fast-tests faults soak soak-parts ray-versions fuzz protos docs screenshots bench bench-scale clean audit sbom release
 
 setup: $(READY)  ## the environment alone; afterwards .venv/bin/clickline works
 
@@ -73,6 +73,9 @@ protos: setup  ## compile the wire definitions again
 
 docs: setup  ## print docs/config.md, docs/cli.md and docs/errors.md again from the code
 	$(BIN)/python docs/generate.py
+
+screenshots: setup browser  ## capture docs/images/*.png again from a real run
+	$(BIN)/python docs/screenshots.py
 
 bench: setup  ## our speed beside the peers' and the limits, in one run; results go to docs/benchmarks.md
 	$(BIN)/python bench/run.py

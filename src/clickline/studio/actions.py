@@ -10,7 +10,12 @@ from clickline.artifacts.promotion import current_of, pin, promote, roll_back, u
 from clickline.artifacts.registry import Registry
 from clickline.errors import RequestRefused
 
-ACTIONS = ("rollback", "promote", "pin", "unpin")
+ACTIONS = {
+    "rollback": "Make an earlier version current.",
+    "promote": "Make a newer version current.",
+    "pin": "Make a version current and keep it current.",
+    "unpin": "Let publishing change the current version again.",
+}
 _MAX_REASON = 500
 
 

@@ -7,6 +7,7 @@ import json
 import traceback
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,7 +26,7 @@ from clickline.studio.events import EventBroadcaster
 from clickline.studio.home_view import HomeView, NotFound, SlowAnswer
 from clickline.studio.homes import Home
 from clickline.studio.json_response import encode_json
-from clickline.studio.openapi import openapi
+from clickline.studio.openapi import Endpoint, openapi
 from clickline.studio.studio_auth import REPORT, Access, AccessMiddleware
 
 if TYPE_CHECKING:
@@ -88,34 +89,26 @@ class Studio:
         page = _Files("/", StaticFiles(directory=PAGE, html=True))
         handlers: Mapping[Any, Any] = {HTTPException: _refused, Exception: _bug}
         inner = Starlette(routes=[*self.routes(), page], exception_handlers=handlers, lifespan=self._lifespan)
-        return AccessMiddleware(GZipMiddleware(inner, compresslevel=5), self._access, _error)
+        return AccessMiddleware(GZipMiddleware(inner, compresslevel=5), self._access, _error_response)
 
     def routes(self) -> list[Route]:
         """The routes of the API."""
-        below = "/api/homes/{home}"
-        get: dict[str, Handler] = {
-            f"{below}/status": _status,
-            f"{below}/runs": _runs,
-            f"{below}/runs/{{run}}": _run,
-            f"{below}/runs/{{run}}/report.html": _report,
-            f"{below}/runs/{{run}}/curve": _curve,
-            f"{below}/versions": _versions,
-            f"{below}/versions/diff": _diff,
-            f"{below}/serving": _serving,
-            f"{below}/data": _data,
-            f"{below}/cluster": _cluster,
-            f"{below}/form": _form,
-            f"{below}/logs/{{stage}}": _logs,
-            f"{below}/events": _events,
-        }
-        post: dict[str, Handler] = {f"{below}/try": _try}
-        post |= {f"{below}/actions/{action}": self._action(action) for action in ACTIONS}
+        return [Route(one.path, one.handler, methods=[one.method]) for one in self._endpoints()]
+
+    def _endpoints(self) -> list[Endpoint]:
+        home = "/api/homes/{home}"
+        actions = [
+            Endpoint("POST", f"/actions/{action}", "Moved", summary, self._action(action), "MoveRequest", token=True)
+            for action, summary in ACTIONS.items()
+        ]  # fmt: skip
         return [
-            Route("/api/openapi.json", self._openapi),
-            Route("/api/homes", self._homes),
-            Route("/api/ticket", self._ticket, methods=["POST"]),
-            *(Route(path, self._of_home(reading)) for path, reading in get.items()),
-            *(Route(path, self._of_home(reading), methods=["POST"]) for path, reading in post.items()),
+            Endpoint("GET", "/api/openapi.json", "Document", "This document.", self._openapi),
+            Endpoint("POST", "/api/ticket", "Ticket", _TICKET, self._ticket),
+            Endpoint("GET", "/api/homes", "Homes", "All homes.", self._homes),
+            *(
+                replace(one, path=f"{home}{one.path}", handler=self._of_home(one.handler))
+                for one in (*_HOME_ENDPOINTS, *actions)
+            ),
         ]
 
     @property
@@ -151,7 +144,7 @@ class Studio:
         return Response(b"[" + b",".join(lines) + b"]", media_type="application/json")
 
     async def _openapi(self, request: Request) -> Response:
-        return _json(json.dumps(openapi()).encode())
+        return _json(json.dumps(openapi(self._endpoints())).encode())
 
     async def _ticket(self, request: Request) -> Response:
         return _json(json.dumps(self._access.ticket()).encode())
@@ -194,14 +187,6 @@ class Studio:
         return run
 
 
-async def _status(context: _HomeContext, request: Request) -> Any:
-    return await context.view.status()
-
-
-async def _runs(context: _HomeContext, request: Request) -> Any:
-    return await context.view.list_runs()
-
-
 async def _run(context: _HomeContext, request: Request) -> Any:
     name = request.path_params["run"]
     return _found_or_404(await context.view.run_once(f"run {name}", lambda: context.view.runs.report(name)))
@@ -220,26 +205,10 @@ async def _report(context: _HomeContext, request: Request) -> Any:
     )
 
 
-async def _versions(context: _HomeContext, request: Request) -> Any:
-    return await context.view.all_versions()
-
-
 async def _diff(context: _HomeContext, request: Request) -> Any:
     first, second = (_number(request, name) for name in ("a", "b"))
     view = context.view
     return await view.run_once(f"diff {first} {second}", lambda: view.versions.diff(first, second))
-
-
-async def _serving(context: _HomeContext, request: Request) -> Any:
-    return await context.events.serving()
-
-
-async def _data(context: _HomeContext, request: Request) -> Any:
-    return await context.view.all_data()
-
-
-async def _cluster(context: _HomeContext, request: Request) -> Any:
-    return await context.view.cluster()
 
 
 async def _form(context: _HomeContext, request: Request) -> Any:
@@ -264,6 +233,30 @@ async def _events(context: _HomeContext, request: Request) -> Any:
 
 
 # ── requests and responses ─────────────────────────────────────────────────────────────────────
+
+
+_HOME_ENDPOINTS = (
+    Endpoint("GET", "/status", "Status", "The document of `clickline status --json`.", lambda c, _: c.view.status()),
+    Endpoint("GET", "/runs", "Runs", "Training runs, most recently active first.", lambda c, _: c.view.list_runs()),
+    Endpoint("GET", "/runs/{run}", "Run", "The report of a run with its learning curve.", _run),
+    Endpoint("GET", "/runs/{run}/report.html", "text/html", "The HTML report of a run.", _report),
+    Endpoint("GET", "/runs/{run}/curve", "Curve", "The learning curve of a run.", _curve),
+    Endpoint("GET", "/versions", "Versions", "Versions and history, newest first.", lambda c, _: c.view.all_versions()),
+    Endpoint("GET", "/versions/diff", "Difference", "The differences between two versions.", _diff,
+             query={"a": True, "b": True}),
+    Endpoint("GET", "/serving", "Serving", "Metrics of the live server, scraped once a second while someone watches.",
+             lambda c, _: c.events.serving()),
+    Endpoint("GET", "/data", "Data", "The dataset, the hours oldest first, and quarantined rows.",
+             lambda c, _: c.view.all_data()),
+    Endpoint("GET", "/cluster", "Cluster", "Training on a cluster; null if there is none.",
+             lambda c, _: c.view.cluster()),
+    Endpoint("GET", "/form", "Form", "The fields and example rows of the playground.", _form),
+    Endpoint("POST", "/try", "Tried", "Score rows with the live server.", _try, body="Try"),
+    Endpoint("GET", "/logs/{stage}", "text/plain", "The last lines of a log.", _logs, query={"tail": False}),
+    Endpoint("GET", "/events", "text/event-stream",
+             "Events: status, serving, and runs, versions, data when they have changed.", _events),
+)  # fmt: skip
+_TICKET = "A pass of one minute, as ?ticket=…, for links and EventSource if reading needs the token."
 
 
 def _found_or_404(result: Any) -> Any:
@@ -318,10 +311,6 @@ def _error_response(status: int, message: str) -> Response:
     if status == 401:
         response.headers["www-authenticate"] = "Bearer"
     return response
-
-
-def _error(status: int, message: str) -> Any:
-    return _error_response(status, message)
 
 
 async def _refused(request: Request, error: HTTPException) -> Response:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from clickline.storage.redaction import redacted
-from clickline.studio.file_reads import Stamp, stamp_of
+from clickline.studio.file_reads import Stamp, current_dataset, read_document, stamp_of
 
 _MAX_HOURS = 1000
 _SAMPLES = 50
@@ -55,18 +55,17 @@ class DatasetView:
 
     def dataset(self) -> dict[str, Any] | None:
         """The newest complete dataset."""
-        pointer = self._home / "datasets" / "current"
-        try:
-            name = Path(pointer.read_text().strip()).name
-            manifest = self._home / "datasets" / name / "manifest.json"
-            stamp = (name, manifest.stat().st_mtime_ns)
-            if self._dataset[0] == stamp:
-                return self._dataset[1]
-            document = _dataset(json.loads(manifest.read_bytes()))
-        except (OSError, ValueError, KeyError, TypeError, AttributeError):
-            return None  # none yet, or damaged by a power cut
-        self._dataset = (stamp, document)
-        return document
+        folder = current_dataset(self._home)
+        if folder is None:
+            return None
+        manifest = folder / "manifest.json"
+        stamp = (folder, stamp_of(manifest))
+        if self._dataset[0] != stamp:
+            try:
+                self._dataset = (stamp, _dataset(read_document(manifest)))
+            except (KeyError, TypeError, AttributeError):
+                return None  # damaged by a power cut
+        return self._dataset[1]
 
     def stamp(self) -> object:
         """A value that changes when new data arrives."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping
 from itertools import islice
 from pathlib import Path
@@ -22,6 +21,7 @@ from clickline.features.raw_columns import to_float32 as read_numbers
 from clickline.records import IntegerColumn, NumberColumn, RawColumn, RawRows, category_text
 from clickline.serving.protocols.call import multi_value_columns, number_columns
 from clickline.storage.storage import Storage
+from clickline.studio.file_reads import current_dataset, read_document
 
 _EXACT = 2**53  # integers that a browser represents exactly
 _TOP = 10
@@ -136,17 +136,12 @@ def _number(value: Any) -> float | int | None:
 
 def _frequent(home: Path) -> Mapping[str, list[str]]:
     """The most frequent values of each slot, as the newest dataset or hour counted them."""
-    folders = []
-    try:
-        folders.append(home / "datasets" / Path((home / "datasets" / "current").read_text().strip()).name)
-    except (OSError, ValueError):
-        folders += sorted((home / "hours").glob("*"), reverse=True)[:3]
+    dataset = current_dataset(home)
+    folders = sorted((home / "hours").glob("*"), reverse=True)[:3] if dataset is None else [dataset]
     for folder in folders:
         try:
-            report = json.loads((folder / "manifest.json").read_bytes())["splits"]["train"]["report"]
-            return {
-                slot["name"]: [str(one["value"]) for one in slot["top"][:_TOP]] for slot in report["slots"]
-            }
-        except (OSError, ValueError, KeyError, TypeError):
-            continue
+            slots = read_document(folder / "manifest.json")["splits"]["train"]["report"]["slots"]
+            return {slot["name"]: [str(one["value"]) for one in slot["top"][:_TOP]] for slot in slots}
+        except (KeyError, TypeError):
+            continue  # being written, or damaged
     return {}

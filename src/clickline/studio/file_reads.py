@@ -19,6 +19,14 @@ def read_document(path: Path) -> dict[str, Any]:
     return document if isinstance(document, dict) else {}
 
 
+def current_dataset(home: Path) -> Path | None:
+    """The folder of the newest complete dataset of a home."""
+    try:
+        return home / "datasets" / Path((home / "datasets" / "current").read_text().strip()).name
+    except (OSError, ValueError):
+        return None
+
+
 def stamp_of(path: Path) -> Stamp:
     try:
         stat = path.stat()

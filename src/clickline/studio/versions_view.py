@@ -116,16 +116,5 @@ class VersionsView:
 
 
 _UNREADABLE: dict[str, Any] = dict.fromkeys(
-    (
-        "version",
-        "table",
-        "parent",
-        "created",
-        "rows",
-        "tombstones",
-        "bytes",
-        "auc",
-        "logloss",
-        "calibration",
-    )
+    ["version", "table", "parent", "created", "rows", "tombstones", "bytes", "auc", "logloss", "calibration"]
 )

@@ -70,7 +70,7 @@ def _document(
                 "folder": f"/srv/ads/.clickline/runs/74a026456e{seed:02d}/step-000004600",
                 "step": 4600,
                 "epoch": epochs,
-                "learned_rows": 1_884_160,
+                "trained_rows": 1_884_160,
             },
             "version": None,
         },

@@ -11,8 +11,7 @@ import pytest
 from fake_api import fake_studio
 from fake_homes import SCENARIOS, FakeHome
 from playwright.sync_api import Browser, sync_playwright
-from screenshots import CHROMIUM, FLAGS
-from watching_page import Watched
+from watching_page import CHROMIUM, FLAGS, Watched
 
 Serve = Callable[..., tuple[str, int, Callable[[], None]]]
 

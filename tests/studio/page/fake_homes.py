@@ -168,7 +168,7 @@ def report(name: str, seed: int, state: str) -> dict[str, Any]:
                 "inputs": ["data/train.tsv", "data/eval.tsv"],
                 "files": 2,
             },
-            "checkpoint": {"folder": "step-000000235", "step": 235, "learned_rows": 240_000},
+            "checkpoint": {"folder": "step-000000235", "step": 235, "trained_rows": 240_000},
             "version": 7,
         },
         "checkpoint": "step-000000235",

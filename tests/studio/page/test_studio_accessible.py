@@ -102,7 +102,7 @@ def test_arrow_keys_move_through_the_hours(studio: Any, base: str) -> None:
     expect(hours).to_have_attribute("aria-valuenow", "1")
     at.page.keyboard.press("ArrowDown")
     expect(hours).to_have_attribute("aria-valuenow", "25")
-    expect(hours).to_have_attribute("aria-valuetext", at.page.locator(".strip-told").inner_text())
+    expect(hours).to_have_attribute("aria-valuetext", at.page.locator(".strip-description").inner_text())
 
 
 def test_slash_focuses_the_search(studio: Any, base: str) -> None:

@@ -254,7 +254,7 @@ def test_a_history_of_500_hours(studio: Any, base: str) -> None:
     at.page.get_by_role("radio", name="AUC").click()
     expect(at.page.locator(".strip .cell.level5").first).to_be_visible()
     at.page.locator(".strip .cell.corrupt").first.hover()
-    expect(at.page.locator(".strip-told")).to_contain_text("data.max_bad_ratio allows 1 %")
+    expect(at.page.locator(".strip-description")).to_contain_text("data.max_bad_ratio allows 1 %")
 
 
 def test_page_reconnects_to_a_restarted_studio(studio: Any, serve: Any) -> None:

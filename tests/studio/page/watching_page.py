@@ -4,6 +4,17 @@ from __future__ import annotations
 
 from playwright.sync_api import Page, expect
 
+CHROMIUM = "/usr/bin/chromium"
+FLAGS = (
+    "--headless=new",
+    "--no-sandbox",  # root in a container has no other way
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+)
 PANELS = ("Overview", "Runs", "Versions", "Serving", "Data", "Playground")
 
 

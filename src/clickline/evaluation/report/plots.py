@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import html
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
@@ -68,42 +69,42 @@ def overlay_figures(series: Series) -> dict[str, Figure]:
 
 
 def _roc(series: Series) -> Figure | None:
-    data = [
-        _line(n, f"{name}, AUC {auc:.4f}" if (auc := _metric(document, "auc")) is not None else name,
-              curve["false_positive_rate"], curve["true_positive_rate"],
-              "%{x:.1%} of non-clicks and %{y:.1%} of clicks score higher")
-        for n, name, document, curve in _curves(series, "roc")
-    ]  # fmt: skip
+    def label(name: str, document: Document) -> str:
+        auc = _metric(document, "auc")
+        return name if auc is None else f"{name}, AUC {auc:.4f}"
+
+    hover = "%{x:.1%} of non-clicks and %{y:.1%} of clicks score higher"
     return _figure(
-        data,
-        _axis("false positive rate: non-clicks above the threshold", range=[0, 1], tickformat=".0%"),
-        _axis("true positive rate: clicks above the threshold", range=[0, 1.005], tickformat=".0%"),
+        _curve_lines(
+            [(label(name, document), document) for name, document in series],
+            "roc", "false_positive_rate", "true_positive_rate", hover,
+        ),
+        _share_axis("false positive rate: non-clicks above the threshold"),
+        _share_axis("true positive rate: clicks above the threshold", range=[0, 1.005]),
         shapes=[_reference_line(x0=0, y0=0, x1=1, y1=1)],
-    )
+    )  # fmt: skip
 
 
 def _precision_recall(series: Series) -> Figure | None:
-    data = [
-        _line(n, name, curve["recall"], curve["precision"],
-              "recall %{x:.1%}, precision %{y:.1%}")
-        for n, name, _, curve in _curves(series, "precision_recall")
-    ]  # fmt: skip
     rate = _metric(series[0][1], "base_rate")
+    marks: dict[str, Any] = {"shapes": [], "annotations": []}
+    if rate is not None:
+        marks["shapes"] = [_reference_line(xref="paper", x0=0, x1=1, y0=rate, y1=rate)]
+        marks["annotations"] = [_annotation("base rate", xref="paper", x=0.01, xanchor="left", y=rate)]
     return _figure(
-        data,
-        _axis("recall: share of clicks found", range=[0, 1], tickformat=".0%"),
+        _curve_lines(
+            series, "precision_recall", "recall", "precision", "recall %{x:.1%}, precision %{y:.1%}"
+        ),
+        _share_axis("recall: share of clicks found"),
         _axis("precision: share of clicks among them", rangemode="tozero", tickformat=".0%"),
-        shapes=[] if rate is None else [_reference_line(xref="paper", x0=0, x1=1, y0=rate, y1=rate)],
-        annotations=[]
-        if rate is None
-        else [_annotation("base rate", xref="paper", x=0.01, xanchor="left", y=rate)],
+        **marks,
     )
 
 
 def _calibration(series: Series) -> Figure | None:
     data: list[dict[str, Any]] = []
     largest = 0.0
-    for n, name, _, curve in _curves(series, "calibration"):
+    for n, name, curve in _curves(series, "calibration"):
         predicted = curve["predicted"]
         edge = {
             "x": predicted,
@@ -160,29 +161,20 @@ def _calibration(series: Series) -> Figure | None:
 
 
 def _gain(series: Series) -> Figure | None:
-    data = [
-        _line(n, name, curve["share_of_shows"], curve["share_of_clicks"],
-              "the top %{x:.1%} of impressions get %{y:.1%} of clicks")
-        for n, name, _, curve in _curves(series, "gain")
-    ]  # fmt: skip
+    hover = "the top %{x:.1%} of impressions get %{y:.1%} of clicks"
     return _figure(
-        data,
-        _axis("share of impressions, highest scores first", range=[0, 1], tickformat=".0%"),
-        _axis("share of clicks", range=[0, 1.005], tickformat=".0%"),
+        _curve_lines(series, "gain", "share_of_shows", "share_of_clicks", hover),
+        _share_axis("share of impressions, highest scores first"),
+        _share_axis("share of clicks", range=[0, 1.005]),
         shapes=[_reference_line(x0=0, y0=0, x1=1, y1=1)],
     )
 
 
 def _lift(series: Series) -> Figure | None:
-    data = [
-        _line(n, name, curve["share_of_shows"], curve["lift"],
-              "the top %{x:.1%} of impressions: %{y:.2f} times the base rate")
-        for n, name, _, curve in _curves(series, "gain")
-        if curve.get("lift")
-    ]  # fmt: skip
+    hover = "the top %{x:.1%} of impressions: %{y:.2f} times the base rate"
     return _figure(
-        data,
-        _axis("share of impressions, highest scores first", range=[0, 1], tickformat=".0%"),
+        _curve_lines(series, "gain", "share_of_shows", "lift", hover),
+        _share_axis("share of impressions, highest scores first"),
         _axis("lift: times the base rate", rangemode="tozero"),
         shapes=[_reference_line(x0=0, x1=1, y0=1, y1=1)],
     )
@@ -191,18 +183,11 @@ def _lift(series: Series) -> Figure | None:
 # ── over time ──────────────────────────────────────────────────────────────────────────────────
 
 
-def _hours(series: Series) -> Figure | None:
-    return _by_hour([(name, (d.get("evaluation") or {}).get("hours")) for name, d in series])
-
-
-def _progressive(series: Series) -> Figure | None:
-    return _by_hour([(name, (d.get("progressive") or {}).get("hours")) for name, d in series])
-
-
-def _by_hour(series: Sequence[tuple[str, Sequence[Mapping[str, Any]] | None]]) -> Figure | None:
+def _by_hour(series: Series, part: str) -> Figure | None:
     data = []
-    for n, (name, hours) in enumerate(series):
-        points = _with_gaps([hour for hour in hours or () if hour.get("utc")])
+    for n, (name, document) in enumerate(series):
+        hours = (document.get(part) or {}).get("hours") or ()
+        points = _with_gaps([hour for hour in hours if hour.get("utc")])
         for key, axis, label in (("auc", "y", "AUC"), ("logloss", "y2", "log loss")):
             if any(point.get(key) is not None for point in points):
                 data.append(
@@ -417,19 +402,26 @@ _FIGURES: dict[str, Callable[[Series], Figure | None]] = {
     "calibration": _calibration,
     "gain": _gain,
     "lift": _lift,
-    "hours": _hours,
-    "progressive": _progressive,
+    "hours": partial(_by_hour, part="evaluation"),
+    "progressive": partial(_by_hour, part="progressive"),
     "learning": _learning,
     "importance": _importance,
     "drift": _drift,
 }
 
 
-def _curves(series: Series, key: str) -> Iterator[tuple[int, str, Document, Mapping[str, list[float]]]]:
+def _curves(series: Series, key: str) -> Iterator[tuple[int, str, Mapping[str, list[float]]]]:
     for n, (name, document) in enumerate(series):
         curve = (document.get("curves") or {}).get(key)
         if curve and any(curve.values()):
-            yield n, name, document, curve
+            yield n, name, curve
+
+
+def _curve_lines(series: Series, key: str, x: str, y: str, hover: str) -> list[dict[str, Any]]:
+    """A line for each model that has this curve."""
+    return [
+        _line(n, name, curve[x], curve[y], hover) for n, name, curve in _curves(series, key) if curve.get(y)
+    ]
 
 
 def _metric(document: Document, key: str) -> float | None:
@@ -494,6 +486,10 @@ def _axis(title: str, **more: Any) -> dict[str, Any]:
         "automargin": True,
         **more,
     }
+
+
+def _share_axis(title: str, **more: Any) -> dict[str, Any]:
+    return _axis(title, **{"range": [0, 1], "tickformat": ".0%", **more})
 
 
 def _reference_line(**place: Any) -> dict[str, Any]:

@@ -3,7 +3,7 @@
 import { meter } from "./charts.js";
 import { h } from "./dom.js";
 import { ago, count, duration, measure, percent, secondsSince, size } from "./format.js";
-import { badge, card, figure, figures, nothing, notice, progress, table, when } from "./parts.js";
+import { badge, card, figure, figures, nothing, notice, pairs, progress, table, when } from "./parts.js";
 import { named, t } from "./words.js";
 
 const TONES = { learning: "good", idle: "", starting: "run", lost: "bad" };
@@ -13,7 +13,7 @@ export const panel = {
     const cluster = status?.cluster;
     const head = h("h1", {}, t("panel.cluster"));
     if (!cluster) return [head, nothing(t("cluster.none"), t("cluster.none.words"), "train: {mode: cluster}")];
-    const { figures: now = {}, last_cut: cut } = cluster;
+    const { figures: now = {}, last_cut: checkpoint } = cluster;
     const share = now.total_rows ? now.rows / now.total_rows : null;
     const left = share && now.rows_per_second && cluster.alive ? (now.total_rows - now.rows) / now.rows_per_second : null;
     return [
@@ -40,7 +40,7 @@ export const panel = {
         figure(t("auc"), measure(now.auc)),
         figure(t("loss"), measure(now.loss)),
         figure(t("step"), count(now.step)),
-        figure(t("cut"), cut ? t("cut.step", { n: count(cut.step) }) : "–", { note: cut ? ago(cut.at) : null }),
+        figure(t("checkpoint.last"), checkpoint ? t("checkpoint.step", { n: count(checkpoint.step) }) : "–", { note: checkpoint ? ago(checkpoint.at) : null }),
       ),
       share === null || !cluster.alive ? null : progress(share, t("rows.learned")),
       workers(cluster),
@@ -80,30 +80,35 @@ function shards({ shards: found = [], network }) {
   const most = Math.max(1, ...all.map((one) => one.memory || 0));
   const share = (one) => (one.limit ? one.memory / one.limit : null);
   const level = (one) => (share(one) > 0.95 ? "bad" : share(one) > 0.85 ? "warn" : "");
-  const told = (one) => `${size(one.memory)}${one.limit ? ` / ${size(one.limit)} (${percent(share(one), 0)})` : ""}`;
+  const usage = (one) => `${size(one.memory)}${one.limit ? ` / ${size(one.limit)} (${percent(share(one), 0)})` : ""}`;
   const columns = [
     { name: t("shard"), cell: (one) => one.name },
     { name: t("node"), cell: (one) => one.node },
     { name: t("ids"), number: true, cell: (one) => (one.ids === null || one.ids === undefined ? "–" : count(one.ids)) },
-    { name: t("memory"), class: "bar-cell", cell: (one) => meter(share(one) ?? one.memory / most, `${one.name}: ${told(one)}`, level(one)) },
-    { hidden: t("memory"), number: true, cell: told },
+    { name: t("memory"), class: "bar-cell", cell: (one) => meter(share(one) ?? one.memory / most, `${one.name}: ${usage(one)}`, level(one)) },
+    { hidden: t("memory"), number: true, cell: usage },
   ];
   return card(t("shards", { n: found.length }), {}, table(t("shards", { n: found.length }), columns, all, { key: (one) => one.name }));
 }
 
-function units({ leases, last_cut: cut }) {
-  const pairs = [
+function units({ leases, last_cut: checkpoint }) {
+  const facts = [
     leases ? [t("units"), t("units.words", { done: count(leases.done), open: count(leases.open), todo: count(leases.todo) })] : null,
-    cut ? [
-      t("cut"),
-      t("cut.words", { step: count(cut.step), age: ago(cut.at), seconds: duration(cut.seconds), stalled: duration(cut.stalled) }),
+    checkpoint ? [
+      t("checkpoint.last"),
+      t("checkpoint.details", {
+        step: count(checkpoint.step),
+        age: ago(checkpoint.at),
+        seconds: duration(checkpoint.seconds),
+        stalled: duration(checkpoint.stalled),
+      }),
     ] : null,
   ].filter(Boolean);
-  return pairs.length ? card(
+  return facts.length ? card(
     t("cluster.progress"),
     {},
     leases ? progress(leases.done / Math.max(1, leases.done + leases.open + leases.todo), t("units")) : null,
-    h("dl", { class: "pairs" }, pairs.map(([name, value]) => [h("dt", {}, name), h("dd", {}, value)])),
+    pairs(facts),
   ) : null;
 }
 

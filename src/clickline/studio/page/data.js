@@ -4,7 +4,7 @@ import { get, of } from "./api.js";
 import { lines } from "./charts.js";
 import { h } from "./dom.js";
 import { count, duration, measure, percent, short, size } from "./format.js";
-import { card, choice, figure, figures, loading, nothing, notice, table } from "./parts.js";
+import { card, choice, figure, figures, nothing, table, upCommand, waiting } from "./parts.js";
 import { named, t } from "./words.js";
 
 const STATES = ["learned", "refused", "learning", "waiting", "missing", "skipped", "corrupt", "empty"];
@@ -17,10 +17,10 @@ export const panel = {
   view(page) {
     const { data, error } = page;
     const head = h("h1", {}, t("panel.data"));
-    if (!data) return [head, error ? notice("bad", t("error.title"), error.message || t("lost.title")) : loading()];
+    if (!data) return [head, waiting(error)];
     if (!data.dataset && !data.hours?.length) return [
       head,
-      nothing(t("data.none"), t("data.none.words"), `clickline up -c ${page.about?.config ?? "clickline.yaml"}`),
+      nothing(t("data.none"), t("data.none.words"), upCommand(page)),
     ];
     const hours = (data.hours || []).map((one) => (one.state === "learned" && one.gate === false ? { ...one, state: "refused" } : one)).sort((a, b) => (a.hour < b.hour ? -1 : 1));
     return [
@@ -89,7 +89,7 @@ function strip(page, hours) {
         "aria-valuemin": "1",
         "aria-valuemax": String(hours.length),
         "aria-valuenow": String(now + 1),
-        "aria-valuetext": told(hours[now]),
+        "aria-valuetext": description(hours[now]),
         on: {
           keydown: (event) => {
             const step = steps[event.key];
@@ -114,7 +114,7 @@ function strip(page, hours) {
         );
       }),
     ),
-    h("p", { class: "strip-told" }, told(hours[now])),
+    h("p", { class: "strip-description" }, description(hours[now])),
     keys(hours, by, level),
   );
 }
@@ -128,7 +128,7 @@ function levels(hours, by) {
   return (one) => (Number.isFinite(one[by]) ? `level${1 + bounds.filter((bound) => one[by] >= bound).length}` : state(one));
 }
 
-function told(one) {
+function description(one) {
   const parts = [named("hour.state", one.state)];
   if (Number.isFinite(one.rows)) parts.push(t("rows", { n: count(one.rows) }));
   if (one.bad) parts.push(t("prepare.bad", { n: count(one.bad) }));

@@ -1,7 +1,7 @@
 // Modal dialogs: Esc and the button cancel, the action runs inside the dialog, and its errors are shown there.
 
 import { token } from "./api.js";
-import { h, words as set } from "./dom.js";
+import { h, words as formatted } from "./dom.js";
 import { t } from "./words.js";
 
 /** fields: [{name, label, type?, hint?, long?}], all required. `act(values)` runs the action; its errors are shown. True when done. */
@@ -24,14 +24,14 @@ export function ask({ title, words, fields, verb, danger, act }) {
       "form",
       { method: "dialog" },
       h("h2", { id: "ask-title" }, title),
-      words ? h("p", { id: "ask-words" }, set(words)) : null,
+      words ? h("p", { id: "ask-words" }, formatted(words)) : null,
       fields.map(
         (field, n) => h(
           "div",
           { class: "field" },
           h("label", { for: `ask-${field.name}` }, field.label),
           inputs[n],
-          field.hint ? h("p", { class: "hint", id: `hint-${field.name}` }, set(field.hint)) : null,
+          field.hint ? h("p", { class: "hint", id: `hint-${field.name}` }, formatted(field.hint)) : null,
         ),
       ),
       wrong,

@@ -4,7 +4,7 @@ import { get, of } from "./api.js";
 import { lines, sparkline } from "./charts.js";
 import { h, words } from "./dom.js";
 import { count, duration, measure, milliseconds, moment, percent, secondsSince, short, size } from "./format.js";
-import { badge, card, copier, figure, figures, nothing, notice, progress } from "./parts.js";
+import { badge, card, copier, figure, figures, nothing, notice, pairs, progress, upCommand } from "./parts.js";
 import { named, t } from "./words.js";
 
 const MARKS = { waiting: "·", running: "●", done: "✓", skipped: "=", refused: "✗", failed: "✗", stopped: "■" };
@@ -31,13 +31,13 @@ export const panel = {
   },
 };
 
-const empty = ({ about, status }) =>
+const empty = (page) =>
   [
     h("h1", { class: "unseen" }, t("panel.overview")),
     nothing(
-      t("never.title", { home: status.home }),
+      t("never.title", { home: page.status.home }),
       t("never.words"),
-      `clickline up -c ${about?.config ?? "clickline.yaml"}`,
+      upCommand(page),
       h("p", { class: "dim" }, t("never.more")),
     ),
   ];
@@ -169,7 +169,7 @@ function stages(page) {
       { class: "stages" },
       all.map(([name, stage]) => {
         const running = stage.state === "running" && status.state === "running";
-        const told = stageWords(name, stage, status);
+        const text = stageWords(name, stage, status);
         return h(
           "li",
           { key: name, class: `stage ${stage.state}`, "aria-current": running && name === status.stage ? "step" : null },
@@ -182,7 +182,7 @@ function stages(page) {
               { class: "stage-line" },
               h("a", { class: "stage-name", href: link("log", name) }, named("stage", name)),
               h("span", { class: "unseen" }, named("state", stage.state)),
-              h("span", { class: "stage-words" }, words(told)),
+              h("span", { class: "stage-words" }, words(text)),
             ),
             running && name === status.stage && status.work ? working(status.work, named("stage", name)) : null,
           ),
@@ -221,9 +221,9 @@ function stageWords(name, stage, status) {
   if (stage.state === "waiting") return "";
   if (facts.reason) return String(facts.reason).split("\n")[0];
   if (stage.state === "refused") return (facts.reasons || []).join(" ");
-  const told = WORDS[name]?.(facts, status) ?? "";
-  if (stage.state === "skipped") return told ? t("skipped.words", { words: told }) : t("skipped");
-  return told && stage.rows_per_second ? `${told}, ${t("speed", { n: count(stage.rows_per_second) })}` : told;
+  const text = WORDS[name]?.(facts, status) ?? "";
+  if (stage.state === "skipped") return text ? t("skipped.words", { words: text }) : t("skipped");
+  return text && stage.rows_per_second ? `${text}, ${t("speed", { n: count(stage.rows_per_second) })}` : text;
 }
 
 const WORDS = {
@@ -311,7 +311,7 @@ function endpoint({ status }) {
   return card(
     open ? t("endpoint") : t("place"),
     {},
-    h("dl", { class: "pairs" }, rows.map(([name, value]) => [h("dt", {}, name), h("dd", {}, value)])),
+    pairs(rows),
     open && facts.curl ? h(
       "div",
       { class: "curl" },

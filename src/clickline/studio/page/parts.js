@@ -1,7 +1,7 @@
 // Components shared by several panels.
 
 import { meter } from "./charts.js";
-import { h, words as set } from "./dom.js";
+import { h, words as formatted } from "./dom.js";
 import { ago, moment } from "./format.js";
 import { t } from "./words.js";
 
@@ -37,7 +37,7 @@ export const nothing = (title, words, command, more) =>
     "div",
     { class: "nothing" },
     h("p", { class: "nothing-title" }, title),
-    words ? h("p", {}, set(words)) : null,
+    words ? h("p", {}, formatted(words)) : null,
     command ? h("pre", { class: "command", tabindex: "0" }, command) : null,
     more || null,
   );
@@ -48,8 +48,20 @@ export const notice = (tone, title, ...children) =>
     "div",
     { class: `notice ${tone}`, key: `notice-${title}`, role: tone === "bad" ? "alert" : "note" },
     h("strong", {}, title),
-    children.filter(Boolean).map((child) => (typeof child === "string" ? h("p", { class: "said" }, set(child)) : child)),
+    children.filter(Boolean).map((child) => (typeof child === "string" ? h("p", { class: "said" }, formatted(child)) : child)),
   );
+
+/** The notice about a failed request. */
+export const failure = (error) => notice("bad", t("error.title"), error.message || t("lost.title"));
+
+/** What a panel shows before its data is there. */
+export const waiting = (error) => (error ? failure(error) : loading());
+
+/** The command that fills an empty panel. */
+export const upCommand = ({ about }) => `clickline up -c ${about?.config ?? "clickline.yaml"}`;
+
+/** Names and values below each other. */
+export const pairs = (found) => h("dl", { class: "pairs" }, found.map(([name, value]) => [h("dt", {}, name), h("dd", {}, value)]));
 
 export const loading = () => h("p", { class: "loading dim" }, t("loading"));
 

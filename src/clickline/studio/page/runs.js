@@ -2,9 +2,9 @@
 
 import { get, of, post, token } from "./api.js";
 import { bars, lines } from "./charts.js";
-import { h, words as set } from "./dom.js";
+import { h, words as formatted } from "./dom.js";
 import { count, duration, measure, moment, percent, plain, short, signed } from "./format.js";
-import { badge, card, choice, figure, figures, loading, nothing, notice, table, when } from "./parts.js";
+import { badge, card, choice, failure, figure, figures, loading, nothing, notice, pairs, table, upCommand, waiting, when } from "./parts.js";
 import { named, t } from "./words.js";
 
 const MOST = 6; // curves that are still distinguishable
@@ -35,13 +35,13 @@ export const panel = {
   view(page) {
     if (page.rest[0]) return detail(page);
     const { data, error } = page;
-    const trouble = error ? notice("bad", t("error.title"), error.message || t("lost.title")) : null;
-    if (!data) return [h("h1", {}, t("panel.runs")), trouble || loading()];
+    const problem = error ? failure(error) : null;
+    if (!data) return [h("h1", {}, t("panel.runs")), problem || loading()];
     if (!data.runs.length) return [
       h("h1", {}, t("panel.runs")),
-      nothing(t("runs.none"), t("runs.none.words"), `clickline up -c ${page.about?.config ?? "clickline.yaml"}`),
+      nothing(t("runs.none"), t("runs.none.words"), upCommand(page)),
     ];
-    return [h("h1", {}, t("panel.runs")), trouble, overlaid(page), list(page)];
+    return [h("h1", {}, t("panel.runs")), problem, overlaid(page), list(page)];
   },
 };
 
@@ -171,7 +171,7 @@ function detail(page) {
     h("p", { class: "crumb" }, h("a", { href: link("runs") }, t("panel.runs"))),
     h("h1", {}, t("run.title", { run })),
   );
-  if (!data) return [head, error ? notice("bad", t("error.title"), error.message || t("lost.title")) : loading()];
+  if (!data) return [head, waiting(error)];
   const report = data.run;
   const found = report.evaluation || {};
   return [
@@ -192,14 +192,14 @@ function detail(page) {
     h("div", { class: "grid" }, learningCards(report), calibrationCard(report), rocCard(report)),
     h("div", { class: "columns even" }, importanceCard(report), driftCard(report)),
     lineageCard(report, page),
-    (report.notes || []).length ? card(t("notes"), {}, h("ul", {}, report.notes.map((note) => h("li", {}, set(note))))) : null,
+    (report.notes || []).length ? card(t("notes"), {}, h("ul", {}, report.notes.map((note) => h("li", {}, formatted(note))))) : null,
   ];
 }
 
 function verdict({ gate }) {
   if (!gate) return null;
   if (gate.passed) return (gate.warnings || []).map((warning) => notice("warn", t("gate.warning"), warning));
-  return notice("bad", t("refused.title"), h("ul", {}, (gate.reasons || []).map((reason) => h("li", {}, set(reason)))));
+  return notice("bad", t("refused.title"), h("ul", {}, (gate.reasons || []).map((reason) => h("li", {}, formatted(reason)))));
 }
 
 function learningCards({ learning }) {
@@ -312,7 +312,7 @@ function driftCard({ drift }) {
 
 function lineageCard(report, { link }) {
   const { lineage = {}, run = {}, epochs = [] } = report;
-  const pairs = [
+  const facts = [
     run.created ? [t("created"), moment(run.created)] : null,
     lineage.dataset ? [t("dataset"), `${lineage.dataset.id} · ${t("rows", { n: count(lineage.dataset.train_rows) })}`] : null,
     ...(lineage.dataset?.inputs || []).slice(0, 5).map((input) => [t("input"), h("code", {}, input)]),
@@ -320,9 +320,5 @@ function lineageCard(report, { link }) {
     lineage.version ? [t("version"), h("a", { href: link("versions") }, String(lineage.version))] : null,
     epochs.length ? [t("epochs"), epochs.map((one) => `${one.epoch}: ${t("auc")} ${measure(one.auc)}`).join(", ")] : null,
   ].filter(Boolean);
-  return pairs.length ? card(
-    t("lineage"),
-    {},
-    h("dl", { class: "pairs" }, pairs.map(([name, value]) => [h("dt", {}, name), h("dd", {}, value)])),
-  ) : null;
+  return facts.length ? card(t("lineage"), {}, pairs(facts)) : null;
 }

@@ -4,7 +4,7 @@ import { get, of } from "./api.js";
 import { bars, lines } from "./charts.js";
 import { h } from "./dom.js";
 import { ago, clock, count, milliseconds, percent, short } from "./format.js";
-import { card, figure, figures, loading, nothing, notice } from "./parts.js";
+import { card, figure, figures, nothing, notice, upCommand, waiting } from "./parts.js";
 import { t } from "./words.js";
 
 const SLOTS = 30;
@@ -16,12 +16,12 @@ export const panel = {
   view(page) {
     const { data, error, link, status } = page;
     const head = h("h1", {}, t("panel.serving"));
-    if (!data) return [head, error ? notice("bad", t("error.title"), error.message || t("lost.title")) : loading()];
+    if (!data) return [head, waiting(error)];
     const { serving } = data;
     const never = !serving.alive && !serving.history?.length && !["running", "starting"].includes(status?.state);
     if (never) return [
       head,
-      nothing(t("serving.none"), serving.reason || t("serving.none.words"), `clickline up -c ${page.about?.config ?? "clickline.yaml"}`),
+      nothing(t("serving.none"), serving.reason || t("serving.none.words"), upCommand(page)),
     ];
     return [
       head,
@@ -67,7 +67,7 @@ function numbers(serving) {
 
 function history(serving) {
   const points = serving.history || [];
-  const of_ = (key) => points.map((one) => [Date.parse(one.at), one[key] ?? NaN]);
+  const valuesOf = (key) => points.map((one) => [Date.parse(one.at), one[key] ?? NaN]);
   const x = { write: (value) => clock(value).slice(0, 8), places: places(points) };
   const last = points.at(-1) || {};
   const slow = points.findLast((one) => Number.isFinite(one.p99_ms)) || {};
@@ -78,19 +78,19 @@ function history(serving) {
   );
   if (points.length < 2) return card(null, {}, h("p", { class: "dim" }, serving.alive ? t("serving.waiting") : t("serving.nothing")));
   return [
-    drawn("qps", t("qps"), t("last.value", { value: short(last.qps) }), [{ name: t("qps"), points: of_("qps") }], short),
+    drawn("qps", t("qps"), t("last.value", { value: short(last.qps) }), [{ name: t("qps"), points: valuesOf("qps") }], short),
     drawn(
       "latency",
       t("latency"),
       t("serving.latency", { p50: milliseconds(slow.p50_ms), p99: milliseconds(slow.p99_ms) }),
-      [{ name: "p50", points: of_("p50_ms") }, { name: "p99", points: of_("p99_ms"), tone: "s2" }],
+      [{ name: "p50", points: valuesOf("p50_ms") }, { name: "p99", points: valuesOf("p99_ms"), tone: "s2" }],
       (value) => `${short(value)} ms`,
     ),
     drawn(
       "errors",
       t("errors.second"),
       t("last.value", { value: short(last.errors_per_second) }),
-      [{ name: t("errors.second"), points: of_("errors_per_second"), tone: "bad" }],
+      [{ name: t("errors.second"), points: valuesOf("errors_per_second"), tone: "bad" }],
       short,
     ),
   ];

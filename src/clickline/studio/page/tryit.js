@@ -4,7 +4,7 @@ import { get, of, post } from "./api.js";
 import { bars } from "./charts.js";
 import { h } from "./dom.js";
 import { count, milliseconds, percent, signed } from "./format.js";
-import { badge, card, loading, nothing, notice, table } from "./parts.js";
+import { badge, card, loading, nothing, notice, table, upCommand } from "./parts.js";
 import { named, t } from "./words.js";
 
 const MOST = 50;
@@ -29,14 +29,9 @@ export const panel = {
   view(page) {
     const { data, error, memory } = page;
     const head = h("h1", {}, t("panel.try"));
-    if (!data) {
-      if (!error) return [head, loading()];
-      return [head, nothing(t("try.none"), error.message || t("lost.title"), `clickline up -c ${page.about?.config ?? "clickline.yaml"}`)];
-    }
-    if (data.error || !data.fields.length) return [
-      head,
-      nothing(t("try.none"), data.error, `clickline up -c ${page.about?.config ?? "clickline.yaml"}`),
-    ];
+    if (!data && !error) return [head, loading()];
+    const problem = data ? data.error : error.message || t("lost.title");
+    if (problem || !data.fields.length) return [head, nothing(t("try.none"), problem, upCommand(page))];
     return [
       head,
       h("p", { class: "dim" }, t("try.words", { version: data.version ?? "–" })),

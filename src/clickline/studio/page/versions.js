@@ -5,7 +5,7 @@ import { timeline } from "./charts.js";
 import { ask, tokenField } from "./dialogs.js";
 import { h } from "./dom.js";
 import { ago, count, measure, moment, plain, signed, size } from "./format.js";
-import { badge, card, figure, figures, loading, nothing, notice, table, when } from "./parts.js";
+import { badge, card, failure, figure, figures, loading, nothing, notice, table, when } from "./parts.js";
 import { named, t } from "./words.js";
 
 const FIRST = 30;
@@ -29,11 +29,11 @@ export const panel = {
   view(page) {
     const { data, error } = page;
     const head = h("h1", {}, t("panel.versions"));
-    const trouble = error ? notice("bad", t("error.title"), error.message || t("lost.title")) : null;
-    if (!data) return [head, trouble || loading()];
+    const problem = error ? failure(error) : null;
+    if (!data) return [head, problem || loading()];
     if (data.error) return [head, notice("bad", t("registry.title"), data.error)];
-    if (!data.list.length) return [head, trouble, nothing(t("versions.none"), t("versions.none.words"), "clickline publish")];
-    return [head, trouble, live(page), overTime(page), list(page), h("div", { class: "columns even" }, diff(page), moves(page))];
+    if (!data.list.length) return [head, problem, nothing(t("versions.none"), t("versions.none.words"), "clickline publish")];
+    return [head, problem, live(page), overTime(page), list(page), h("div", { class: "columns even" }, diff(page), moves(page))];
   },
 };
 
@@ -56,7 +56,7 @@ function live(page) {
     "div",
     { class: "live-line" },
     figures(
-      figure(t("live.version"), data.current ?? "–", { note: data.pinned ? t("pinned") : now ? table_(now) : null, tone: "main" }),
+      figure(t("live.version"), data.current ?? "–", { note: data.pinned ? t("pinned") : now ? tableKind(now) : null, tone: "main" }),
       figure(t("auc"), measure(now?.auc)),
       figure(t("logloss"), measure(now?.logloss)),
       figure(t("age"), now ? ago(now.created) : "–"),
@@ -66,7 +66,7 @@ function live(page) {
   );
 }
 
-const table_ = (one) => (one.parent ? t("table.delta.of", { parent: one.parent }) : named("table", one.table));
+const tableKind = (one) => (one.parent ? t("table.delta.of", { parent: one.parent }) : named("table", one.table));
 
 function overTime(page) {
   const { data } = page;
@@ -79,7 +79,7 @@ function overTime(page) {
       shape: one.table === "base" ? "square" : "round",
       tone: one.version === data.current ? "live" : "s1",
       chosen: one.version === data.current,
-      name: `${t("version")} ${one.version}, ${table_(one)}: ${t("auc")} ${measure(one.auc)}, ${moment(one.created)}`,
+      name: `${t("version")} ${one.version}, ${tableKind(one)}: ${t("auc")} ${measure(one.auc)}, ${moment(one.created)}`,
       version: one.version,
     }),
   );
@@ -121,7 +121,7 @@ function list(page) {
   const columns = [
     { name: t("version"), number: true, cell: (one) => String(one.version) },
     { name: t("state"), cell: (one) => (one.state || []).map((name) => badge(named("version.state", name), STATES[name])) },
-    { name: t("table"), cell: (one) => table_(one) },
+    { name: t("table"), cell: (one) => tableKind(one) },
     { name: t("age"), cell: (one) => when(one.created) },
     { name: t("auc"), number: true, cell: (one) => measure(one.auc) },
     { name: t("logloss"), number: true, cell: (one) => measure(one.logloss) },

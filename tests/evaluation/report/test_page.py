@@ -13,10 +13,11 @@ import pytest
 from example_documents import HOSTILE, bare, document, hostile, long, old, one_class, refused
 
 from clickline.errors import ClicklineError
+from clickline.evaluation.report import render
 from clickline.evaluation.report.comparison_page import comparison_page
-from clickline.evaluation.report.html import number, percent, signed, tag
 from clickline.evaluation.report.page import page, write_page
 from clickline.evaluation.report.plots import figures
+from clickline.evaluation.report.render import number, percent, signed
 from clickline.storage.storage import Storage
 
 
@@ -60,7 +61,7 @@ class Parsed(HTMLParser):
         else:
             self.text += data
             if self._in_table and self.tables[-1] and self.tables[-1][-1]:
-                self.tables[-1][-1][-1] += data
+                self.tables[-1][-1][-1] += data.strip()
 
     def json(self, id):
         (found,) = [text for attributes, text in self.scripts if attributes.get("id") == id]
@@ -227,17 +228,15 @@ def test_nan_and_infinity_become_null():
     assert parsed.json("figures")["lift"]["data"][0]["y"][0] is None
 
 
-def test_missing_plotly_error_names_the_extra(monkeypatch, tmp_path):
-    monkeypatch.setitem(sys.modules, "plotly", None)
-    with pytest.raises(ClicklineError, match=r"need the package plotly: pip install 'clickline\[report\]'"):
+@pytest.mark.parametrize("package", ["plotly", "jinja2"])
+def test_missing_package_error_names_the_extra(monkeypatch, tmp_path, package):
+    render._environment.cache_clear()
+    monkeypatch.setitem(sys.modules, package, None)
+    with pytest.raises(
+        ClicklineError, match=rf"need the package {package}: pip install 'clickline\[report\]'"
+    ):
         write_page(document(), str(tmp_path / "report.html"), Storage())
     assert not list(tmp_path.iterdir())
-
-
-def test_elements_escape_their_children():
-    assert tag("p", "a<b", tag("i", '"&"'), class_='x" onclick="') == (
-        '<p class="x&quot; onclick=&quot;">a&lt;b<i>&quot;&amp;&quot;</i></p>'
-    )
 
 
 def test_number_formats():

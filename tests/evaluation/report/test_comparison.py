@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 from example_documents import bare, document, old
-from test_report_page import Parsed
+from test_page import Parsed
 
 from clickline.evaluation.report.comparison import (
     METRICS,
