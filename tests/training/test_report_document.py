@@ -19,10 +19,10 @@ from clickline.evaluation.binary_metrics import MetricCounts
 from clickline.evaluation.curves import curves
 from clickline.evaluation.report import report_document as documents
 from clickline.models.model import open_checkpoint
+from clickline.pipeline.flow import TrainResult, train
 from clickline.progress import Progress
 from clickline.storage.storage import Storage
 from clickline.training import run as training
-from clickline.training.run import TrainResult, train
 from clickline.training.tracking import Tracker
 
 KEYS = {
