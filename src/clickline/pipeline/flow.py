@@ -122,10 +122,10 @@ def _train_until_accepted(
     why = ""
     for extra in range(config.gate.extra_epochs + 1):
         if extra:
+            progress.stage("train", "running")
             progress.log(
                 f"training extra epoch {extra} of at most {config.gate.extra_epochs} (gate.extra_epochs)"
             )
-        progress.stage("train", "running")
         checkpoint = training.train_to(config.train.epochs + extra)
         _report_checkpoint(checkpoint, began, progress)
 

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
 
 from clickline.config import Config
 from clickline.errors import GateRefused
 from clickline.evaluation.report.page import page_of
-from clickline.models.model import Model
-from clickline.models.onnx_export import check_export
 from clickline.progress import Progress
 from clickline.training.batches import Batches
 from clickline.training.local_trainer import LocalTrainer
@@ -18,7 +17,7 @@ from clickline.training.metrics_reporter import MetricsReporter
 from clickline.training.run_spec import RunSpec
 from clickline.training.tracker_from_config import tracker_of
 from clickline.training.tracking import RunStatus, Tracker
-from clickline.training.train_step import TrainStep
+from clickline.training.train_step import build_train_step
 from clickline.training.training_run import Trainer, TrainingRun
 
 
@@ -26,13 +25,7 @@ from clickline.training.training_run import Trainer, TrainingRun
 def open_training(config: Config, spec: RunSpec, progress: Progress) -> Iterator[TrainingRun]:
     """The model of a run, to be trained on this machine or on a cluster. At the end its report is sent to the tracker,
     and the processes of a cluster stop."""
-    file = None if config.model.file is None else Path(config.model.file)
-
-    def build_step() -> TrainStep:
-        step = TrainStep(Model.build(spec.dataset.features, spec.plan, spec.threads, file))
-        check_export(step.model.network, step.model.spec)  # what cannot be published is not worth training
-        return step
-
+    build_step = partial(build_train_step, config, spec.dataset.features, spec.plan, spec.threads)
     batches = Batches(spec.dataset, Path(spec.dataset.folder), **spec.batches)
     tracker = tracker_of(config, spec.folder, progress)
     reporter = MetricsReporter(spec.folder, tracker, progress)
