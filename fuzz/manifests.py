@@ -14,7 +14,12 @@ from typing import Any
 import numpy as np
 from table_model import blocks_of
 
-from clickline.artifacts.checkpoint import TrainingState, open_checkpoint_folder, run_result, write_checkpoint
+from clickline.artifacts.checkpoint import (
+    CheckpointState,
+    open_checkpoint_folder,
+    run_result,
+    write_checkpoint,
+)
 from clickline.artifacts.dataset import Dataset, ShardWriter, Split, dataset_folder, finish_dataset
 from clickline.artifacts.diff import differences, summary
 from clickline.artifacts.manifest import digest, manifest_bytes
@@ -247,7 +252,7 @@ def _checkpoint_home() -> tuple[Path, dict[str, Any]]:
         7,
         lambda path: (path.write_bytes(b"rows"), _Written())[1],
         {"w": np.arange(4.0)},
-        TrainingState({}, {}, None, -1),
+        CheckpointState({}, {}, None, -1),
     ).folder
     return home, json.loads((folder / "manifest.json").read_bytes())
 

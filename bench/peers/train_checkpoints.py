@@ -9,8 +9,8 @@ import time
 from pathlib import Path
 
 from clickline.config import load_config
+from clickline.pipeline.flow import train
 from clickline.progress import Progress
-from clickline.training.run import train
 
 
 class Watch(Progress):

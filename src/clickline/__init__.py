@@ -11,10 +11,10 @@ if TYPE_CHECKING:
     from clickline.data.prepare.run import prepare
     from clickline.errors import ClicklineError
     from clickline.evaluation.run import evaluate
+    from clickline.pipeline.flow import train
     from clickline.pipeline.planning.run import plan
     from clickline.pipeline.up import RunHandle, up
     from clickline.publishing.run import publish
-    from clickline.training.run import train
 
 __all__ = [
     "ClicklineError",
@@ -33,7 +33,7 @@ __all__ = [
 __version__ = "0.1.0"
 
 # Where each name lives. They are fetched on first use, so that importing the package costs nothing. What a stage
-# returns is typed where the stage is: clickline.training.run.TrainResult.
+# returns is typed where the stage is: clickline.pipeline.flow.TrainResult.
 _HOMES = {
     "ClicklineError": "clickline.errors",
     "Client": "clickline.client",
@@ -44,7 +44,7 @@ _HOMES = {
     "plan": "clickline.pipeline.planning.run",
     "prepare": "clickline.data.prepare.run",
     "publish": "clickline.publishing.run",
-    "train": "clickline.training.run",
+    "train": "clickline.pipeline.flow",
     "up": "clickline.pipeline.up",
 }
 

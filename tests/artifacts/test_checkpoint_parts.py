@@ -11,7 +11,7 @@ import pytest
 
 from clickline.artifacts.checkpoint import (
     Checkpoint,
-    TrainingState,
+    CheckpointState,
     begin_checkpoint,
     checkpoint_folder,
     finish_checkpoint,
@@ -30,7 +30,7 @@ from clickline.publishing.run import publish
 from clickline.records import LabelledRows, SlotIds
 from clickline.storage.storage import Storage
 
-STATE = TrainingState({}, {"network": "x"}, None, -1)
+STATE = CheckpointState({}, {"network": "x"}, None, -1)
 DENSE = {"network/weight": np.arange(3, dtype=np.float32)}
 
 
@@ -65,9 +65,9 @@ def in_parts(checkpoint: Checkpoint, parts: int, spare: Path) -> Checkpoint:
     )
 
 
-def _state(checkpoint: Checkpoint) -> TrainingState:
-    return TrainingState(
-        **{field.name: getattr(checkpoint.manifest, field.name) for field in fields(TrainingState)}
+def _state(checkpoint: Checkpoint) -> CheckpointState:
+    return CheckpointState(
+        **{field.name: getattr(checkpoint.manifest, field.name) for field in fields(CheckpointState)}
     )
 
 

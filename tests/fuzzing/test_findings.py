@@ -23,7 +23,12 @@ from fuzz.target import HOSTILE
 from table_model import random_content, write_content
 
 from clickline.artifacts.arrays import read_arrays
-from clickline.artifacts.checkpoint import TrainingState, open_checkpoint_folder, run_result, write_checkpoint
+from clickline.artifacts.checkpoint import (
+    CheckpointState,
+    open_checkpoint_folder,
+    run_result,
+    write_checkpoint,
+)
 from clickline.artifacts.dataset import DATASET_FORMAT, Dataset, current_id
 from clickline.artifacts.diff import differences, summary
 from clickline.artifacts.registry import Registry
@@ -103,7 +108,7 @@ def _checkpoint(run: Path) -> Path:
         path.write_bytes(b"rows")
         return _Rows()
 
-    return write_checkpoint(run, 7, rows, {"w": np.arange(4.0)}, TrainingState({}, {}, None, -1)).folder
+    return write_checkpoint(run, 7, rows, {"w": np.arange(4.0)}, CheckpointState({}, {}, None, -1)).folder
 
 
 @pytest.mark.parametrize("judged", ["../../other/step-000000007", "/etc", "..", 7, ["step-1"], {"a": 1}])

@@ -10,10 +10,10 @@ import pytest
 from clickline.artifacts.from_config import registry_of
 from clickline.config import load_config
 from clickline.errors import RegistryMoved
+from clickline.pipeline.flow import train
 from clickline.progress import Progress
 from clickline.publishing import run as publishing
 from clickline.publishing.run import PublishResult, publish
-from clickline.training.run import train
 
 
 class RecordingProgress(Progress):

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from clickline.config import load_config
+from clickline.pipeline.flow import train
 from clickline.training.learning_curve import LearningCurve
-from clickline.training.run import train
 
 COLUMNS = ["step", "rows", "seconds", "loss", "auc", "rows_per_second"]
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import sys
 from contextlib import nullcontext
 from pathlib import Path
@@ -19,10 +20,11 @@ from clickline.evaluation.binary_metrics import MetricCounts
 from clickline.evaluation.curves import curves
 from clickline.evaluation.report import report_document as documents
 from clickline.models.model import open_checkpoint
+from clickline.pipeline.flow import TrainResult, train
 from clickline.progress import Progress
 from clickline.storage.storage import Storage
 from clickline.training import run as training
-from clickline.training.run import TrainResult, train
+from clickline.training.local_trainer import LocalTrainer
 from clickline.training.tracking import Tracker
 
 KEYS = {
@@ -274,3 +276,24 @@ def test_report_after_early_stopping_is_of_the_best_epoch(project):
     known = np.unique(rows_of(project, "train").encoded.slots[5].ids_N)
     share = (~np.isin(rows.encoded.slots[5].ids_N, known)).mean()
     assert report["slot_table"][5]["unseen_eval"] == pytest.approx(share)
+
+
+@pytest.mark.slow
+def test_report_is_the_same_if_the_epoch_after_the_best_one_was_interrupted(project, monkeypatch):
+    options = ["train.epochs=4", "train.early_stopping={patience: 1}", "train.embedding.learning_rate=0.3"]
+    result, expected, _ = trained(project, *options)
+    shutil.rmtree(result.report.parent)
+    best, train_epoch = expected["lineage"]["checkpoint"]["epoch"], LocalTrainer.train_epoch
+
+    def interrupted(self, state, *rest):
+        if state.position.epoch == best:
+            raise KeyboardInterrupt
+        train_epoch(self, state, *rest)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(LocalTrainer, "train_epoch", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            trained(project, *options)
+    _, report, _ = trained(project, *options)
+    for key in ("lineage", "evaluation", "importance", "slot_table", "slots", "epochs", "gate"):
+        assert report[key] == expected[key], key

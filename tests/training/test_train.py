@@ -18,10 +18,9 @@ from clickline.data.sample.generate import SampleOptions, generate
 from clickline.embedding import AdaGrad, Ftrl, SlotShape, Tables, load_snapshot
 from clickline.embedding.table import Table
 from clickline.errors import ArtifactError, ClicklineError, ConfigError, DataError, GateRefused
-from clickline.pipeline.flow import run_flow
+from clickline.pipeline.flow import run_flow, train
 from clickline.progress import Progress
 from clickline.storage.storage import Storage
-from clickline.training.run import train
 
 
 def test_training_without_a_dataset_says_what_to_do(tmp_path):
@@ -154,7 +153,11 @@ def test_most_of_the_reachable_auc_is_reached(tmp_path: Path):
 
 def test_a_missing_package_is_named_with_the_way_to_install_it(project, monkeypatch):
     monkeypatch.setitem(sys.modules, "torch", None)
-    for name in [name for name in sys.modules if name.startswith(("clickline.training", "clickline.models"))]:
+    for name in [
+        name
+        for name in sys.modules
+        if name.startswith(("clickline.training", "clickline.models", "clickline.pipeline.flow"))
+    ]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.chdir(project)
     from clickline.cli.train import train as command

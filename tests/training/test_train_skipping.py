@@ -15,10 +15,13 @@ from clickline.config import load_config
 from clickline.errors import ArtifactError, GateRefused
 from clickline.evaluation.evaluator import Evaluator
 from clickline.evaluation.report.report_document import LiveEvaluation
+from clickline.models.model import Model
+from clickline.pipeline import flow
+from clickline.pipeline.flow import TrainResult, train
 from clickline.progress import Progress
 from clickline.records import SlotIds
 from clickline.training import run as training
-from clickline.training.run import TrainResult, train
+from clickline.training.run_report import evaluation_from
 
 
 class Heard(Progress):
@@ -36,13 +39,13 @@ class Runs:
         self.project = project
         self.built = 0
         self.said: list[str] = []
-        build = training.Model.build
+        build = Model.build
 
         def counted(*args: object) -> object:
             self.built += 1
             return build(*args)  # type: ignore[arg-type]
 
-        monkeypatch.setattr(training.Model, "build", counted)
+        monkeypatch.setattr(Model, "build", counted)
 
     def train(self, *overrides: str) -> TrainResult:
         self.built = 0
@@ -89,7 +92,7 @@ def test_evaluation_with_hours_slices_curves_and_custom_metrics_is_read_back():
     found = evaluator.evaluation()
     assert len(found.hours) == 4 and found.custom and found.curves and found.slices
     report = {"evaluation": found.to_json(), "curves": found.curves}
-    assert training._evaluation_from(json.loads(as_json(report))) == found
+    assert evaluation_from(json.loads(as_json(report))) == found
 
 
 @pytest.mark.slow
@@ -117,7 +120,7 @@ def test_changed_gate_is_checked_against_the_stored_metrics(runs):
 def test_run_that_passed_against_the_current_version_stays_passed(runs, monkeypatch):
     """Once it is published it is the current version itself, over which it has no gain."""
     live: list[LiveEvaluation] = []
-    monkeypatch.setattr(training, "_evaluate_live", lambda *args: (live[0] if live else None, "none yet"))
+    monkeypatch.setattr(flow, "evaluate_live", lambda *args: (live[0] if live else None, "none yet"))
     first = runs.train("gate.vs_current=0.01")
     live.append(LiveEvaluation(1, first.evaluation))
     again = runs.train("gate.vs_current=0.01")

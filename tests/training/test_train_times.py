@@ -10,8 +10,8 @@ import pytest
 
 from clickline.config import Config, load_config
 from clickline.data.prepare.run import prepare
+from clickline.pipeline.flow import TrainResult, train
 from clickline.progress import Progress
-from clickline.training.run import TrainResult, train
 
 START = 1_767_225_600  # 2026-01-01T00
 CONFIG = """

@@ -21,11 +21,11 @@ from clickline.data.prepare.run import prepare
 from clickline.data.sample.generate import SampleOptions, generate
 from clickline.errors import ArtifactError, ClicklineError, ConfigError, GateRefused
 from clickline.models.model import open_checkpoint
+from clickline.pipeline.flow import TrainResult, train
 from clickline.progress import Progress
 from clickline.storage.storage import Storage
-from clickline.training import trainer as module
+from clickline.training import local_trainer as module
 from clickline.training.batches import Batches
-from clickline.training.run import TrainResult, train
 from clickline.training.train_step import TrainStep
 
 CLICKLINE = str(Path(sys.executable).with_name("clickline"))

@@ -10,8 +10,8 @@ import numpy as np
 from clickline.config import load_config
 from clickline.data.prepare.run import prepare
 from clickline.evaluation.run import evaluate
+from clickline.pipeline.flow import TrainResult, train
 from clickline.progress import Progress
-from clickline.training.run import TrainResult, train
 
 
 def logs(folder: Path) -> None:

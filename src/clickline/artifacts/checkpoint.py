@@ -43,7 +43,7 @@ class Position:
 
 
 @dataclass(frozen=True)
-class RunState:
+class RunProgress:
     """The progress of a run of `clickline train`."""
 
     identity: dict[str, Any]  # what its result depends on
@@ -56,7 +56,7 @@ class RunState:
 
 
 @dataclass(frozen=True)
-class HourlyState:
+class HourlyProgress:
     """The progress of `clickline up --follow`."""
 
     steps: int
@@ -65,19 +65,19 @@ class HourlyState:
 
 
 @dataclass(frozen=True)
-class TrainingState:
+class CheckpointState:
     """What the trainer adds to a checkpoint's manifest: the model, and the progress of a run or of hourly training."""
 
     features: dict[str, Any]
     plan: dict[str, Any]
     calibration: dict[str, Any] | None
     newest_hour: int
-    run: RunState | None = None
-    hourly: HourlyState | None = None
+    run: RunProgress | None = None
+    hourly: HourlyProgress | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
-class CheckpointManifest(TrainingState):
+class CheckpointManifest(CheckpointState):
     """The manifest of a checkpoint."""
 
     step: int
@@ -141,7 +141,7 @@ def write_checkpoint(
     step: int,
     write_tables: Callable[[Path], WrittenFile],
     dense: Mapping[str, NDArray[Any]],
-    state: TrainingState,
+    state: CheckpointState,
 ) -> Checkpoint:
     """Write all files, then the manifest: without it the folder is not a checkpoint."""
     folder = begin_checkpoint(run, step)
@@ -162,7 +162,7 @@ def finish_checkpoint(
     step: int,
     tables: Mapping[str, str],
     dense: Mapping[str, NDArray[Any]],
-    state: TrainingState,
+    state: CheckpointState,
 ) -> Checkpoint:
     """Write the dense part and the manifest. `tables` maps each table file, named as in `part_names`, to its
     SHA-256."""

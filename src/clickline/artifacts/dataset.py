@@ -133,6 +133,15 @@ class Dataset:
             problem = str(error).rstrip(".")
         raise ArtifactError(f"{path} is damaged: {problem}. Run `clickline prepare` again.")
 
+    def read_group(self, split: str, shard: int, group: int) -> LabelledRows:
+        """One row group of a dataset that is on local disk."""
+        return self.read(Path(self.folder, self.splits[split].shards[shard].file), [group])
+
+    def read_split(self, split: str) -> Iterator[LabelledRows]:
+        """All row groups of a split that is on local disk, in order."""
+        for shard, group, _ in self.row_groups(split):
+            yield self.read_group(split, shard, group)
+
     def row_groups(self, split: str) -> Iterator[tuple[int, int, int]]:
         """(shard, row group, rows) of a split, in order."""
         for number, shard in enumerate(self.splits[split].shards):

@@ -19,7 +19,7 @@ def train(
 
     config = load_config(config_file, overrides or ())
     with requires_extra("train", "training"):
-        from clickline.training.run import train as run
+        from clickline.pipeline.flow import train as run
     with show_progress(as_json=as_json, quiet=quiet) as progress:
         result = run(config, progress)
     measured = result.evaluation.total if result.evaluation else None

@@ -7,7 +7,7 @@ from numpy.typing import NDArray
 
 from clickline.errors import DataError
 from clickline.evaluation.score_digest import Bins
-from clickline.models.calibration import CLIP, Isotonic, Platt
+from clickline.models.calibration import CLIP, Calibration, Isotonic, Platt
 from clickline.numba_cache import njit
 
 Doubles = NDArray[np.float64]
@@ -22,6 +22,11 @@ MAX_TILT = 0.25
 
 MIN_SLOPE = 1e-3
 """Platt scaling never reverses the order, even if clicks fall as predictions rise."""
+
+
+def fit_calibration(method: str, bins: Bins) -> Calibration:
+    """Fit the calibration that `train.calibration.method` names."""
+    return fit_isotonic(bins) if method == "isotonic" else fit_platt(bins)
 
 
 def fit_isotonic(bins: Bins) -> Isotonic:

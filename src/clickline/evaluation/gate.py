@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
+from clickline.config.sections import GateSection
 from clickline.evaluation.binary_metrics import Metrics
 
 MIN_AUC = 0.51
@@ -27,6 +28,10 @@ class Thresholds:
     accuracy: float | None = None  # minimum
     calibration: float | None = None  # maximum distance of predicted / actual clicks from 1
     vs_current: float | None = None  # minimum AUC gain over the current version; negative: maximum loss
+
+    @classmethod
+    def of(cls, gate: GateSection) -> Thresholds:
+        return cls(**gate.model_dump(exclude={"extra_epochs"}))
 
 
 @dataclass(frozen=True)
@@ -51,15 +56,20 @@ class Verdict:
 
 
 def check_gate(
-    metrics: Metrics, thresholds: Thresholds, current: Metrics | None = None, why_no_current: str = ""
+    metrics: Metrics | None, thresholds: Thresholds, current: Metrics | None = None, why_no_current: str = ""
 ) -> Verdict:
-    """Check the metrics of a model. `current`: those of the live version on the same rows; else `why_no_current` is
-    the reason.
+    """Check the metrics of a model; None: there were no rows to evaluate it on. `current`: those of the live version on
+    the same rows; else `why_no_current` is the reason.
 
     A model that predicts about the same for every row is always refused, unless accuracy is the only threshold: then a
     warning explains how little accuracy means.
     """
     set_names = {name for name, value in asdict(thresholds).items() if value is not None}
+    if metrics is None and set_names:
+        missing = "the gate has thresholds, but without data.eval there are no rows to evaluate on."
+        return Verdict(False, (missing,))
+    if metrics is None:
+        return Verdict(True, (), ("not evaluated: data.eval is not set.",))
     reasons = [
         *_missed_thresholds(metrics, thresholds),
         *_worse_than_current(metrics, thresholds.vs_current, current),

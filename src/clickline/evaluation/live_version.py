@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
 from typing import TypeVar
 
+from clickline.artifacts.from_config import registry_of
 from clickline.artifacts.registry import Move, Registry
+from clickline.config import Config
 from clickline.errors import ArtifactError
+from clickline.evaluation.evaluator import evaluate_rows
+from clickline.evaluation.report.report_document import LiveEvaluation
 from clickline.features import FeatureSpec
+from clickline.machine import cores
+from clickline.records import LabelledRows
 
 T = TypeVar("T")
 
@@ -34,6 +41,25 @@ def with_live_version(
         if requested:
             raise
         return None, f"{name} cannot be compared with: {_sentence(error)}"
+
+
+def evaluate_live(
+    config: Config, features: FeatureSpec, rows: Iterable[LabelledRows], slots: Mapping[str, int]
+) -> tuple[LiveEvaluation | None, str]:
+    """Evaluate the live version on rows that were encoded for another model; without one, returns the reason."""
+    registry = registry_of(config)
+
+    def evaluate(move: Move) -> LiveEvaluation:
+        from clickline.scoring.open_scorer import open_scorer  # only a comparison needs what serving needs
+
+        scorer = open_scorer(registry, registry.version(move.version), Path(config.cache.dir), cores())
+        try:
+            check_fields(move.version, scorer.features, features)
+            return LiveEvaluation(move.version, evaluate_rows(scorer.probabilities, rows, slots=slots))
+        finally:
+            scorer.close()
+
+    return with_live_version(registry, evaluate, requested=config.gate.vs_current is not None)
 
 
 def check_fields(number: int, version_fields: FeatureSpec, rows: FeatureSpec) -> None:

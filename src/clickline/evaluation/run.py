@@ -106,14 +106,12 @@ def evaluate(
         custom_metrics=scored.custom_metrics,
         importance=importance_counts,
     )
-    thresholds = Thresholds(**config.gate.model_dump(exclude={"extra_epochs"}))
     current, why = _evaluate_live(config, storage, cache, scored, data, split, slot_indices, progress)
     top_ids = {slot: [one.id for one in slices_of_slot] for slot, slices_of_slot in evaluation.slices.items()}
     names = rows.names(top_ids) if top_ids else {}
     importances = None if importance_counts is None else importance_counts.result(evaluation.total)
-    verdict = check_gate(
-        evaluation.total, thresholds, None if current is None else current.evaluation.total, why
-    )
+    live = None if current is None else current.evaluation.total
+    verdict = check_gate(evaluation.total, Thresholds.of(config.gate), live, why)
     verdict = verdict.warned(worse_than_base_rate(evaluation.total, features, sampler.rows()))
     notes = [f"No other version was evaluated on these rows: {why}."] if why else []
     if importances is None:

@@ -10,6 +10,7 @@ from pathlib import Path
 from clickline.config import Config
 from clickline.config.sections import (
     EmbeddingSection,
+    EvictionSection,
     ModelSection,
     ScheduleSection,
     TrainSection,
@@ -20,6 +21,7 @@ from clickline.embedding import (
     Admission,
     Constant,
     Cosine,
+    Eviction,
     Ftrl,
     LinearTail,
     RowWiseAdaGrad,
@@ -65,6 +67,10 @@ def plan_of(config: Config, features: FeatureSpec, rows: int) -> ModelPlan:
         negative_sampling=train.negative_sampling,
         seed=train.seed,
     )
+
+
+def eviction_of(rule: EvictionSection) -> Eviction:
+    return Eviction(rule.threshold, rule.max_idle_hours, rule.click_weight, rule.nonclick_weight)
 
 
 def _slots(model: ModelSection, features: FeatureSpec) -> tuple[SlotShape, ...]:

@@ -87,6 +87,25 @@ class LivePublisher:
         self._remove_old_versions()
         return result
 
+    def find(self, identity: str) -> Version | None:
+        """The version of this model with this config, if a killed run has already published it."""
+        publish, registry = self._config.publish, registry_of(self._config)
+        packed = publish.table_precision, publish.dense_precision, publish.shards
+        for version in reversed(registry.versions()[-3:]):
+            found = version.manifest
+            if (
+                found.model.identity != identity
+                or (found.table_precision, found.dense_precision, found.shards) != packed
+            ):
+                continue
+            try:
+                registry.check(version)
+            except ArtifactError as error:
+                self._progress.log(f"publishing the same model again: {error}")
+            else:
+                return version
+        return None
+
     def make_current(self, version: Version, reason: str) -> None:
         """Make a version current that a killed process has stored, unless it is current already."""
         try:
@@ -108,8 +127,7 @@ class LivePublisher:
 
 def _rows(hour: Dataset, limit: int) -> Iterator[LabelledRows]:
     remaining = limit
-    for shard, group, _ in hour.row_groups("train"):
-        rows = hour.read(Path(hour.folder, hour.splits["train"].shards[shard].file), [group])
+    for rows in hour.read_split("train"):
         yield rows.slice(0, min(remaining, rows.rows))
         remaining -= rows.rows
         if remaining <= 0:

@@ -19,11 +19,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from clickline.artifacts.arrays import with_prefix
 from clickline.artifacts.checkpoint import (
     Checkpoint,
-    HourlyState,
+    CheckpointState,
+    HourlyProgress,
     Position,
-    TrainingState,
     latest_checkpoint,
     prune_checkpoints,
     write_checkpoint,
@@ -31,37 +32,27 @@ from clickline.artifacts.checkpoint import (
 from clickline.artifacts.dataset import Dataset
 from clickline.artifacts.manifest import as_json
 from clickline.config import Config
-from clickline.config.sections import ScheduleSection
 from clickline.embedding import Eviction, begin_snapshot
 from clickline.errors import ArtifactError, ConfigError, DataError, Mistake
 from clickline.evaluation.binary_metrics import MetricCounts, Metrics
-from clickline.evaluation.calibration_fit import fit_isotonic, fit_platt
+from clickline.evaluation.calibration_fit import fit_calibration
 from clickline.evaluation.evaluator import BLOCK_ROWS, Evaluation, evaluate_rows, in_blocks
 from clickline.evaluation.importance import ScoreFn
-from clickline.features import ENCODER_FORMAT, FeatureSpec
+from clickline.features import FeatureSpec
 from clickline.machine import memory_limit
-from clickline.models.from_config import batch_size_of, plan_of
+from clickline.models.from_config import batch_size_of, eviction_of
 from clickline.models.model import Model
 from clickline.models.model_plan import ModelPlan
-from clickline.models.onnx_export import check_export
 from clickline.progress import Progress, human_size
 from clickline.records import LabelledRows
 from clickline.storage.log_files import hour_step
 from clickline.training.batches import Batches
 from clickline.training.held_out import HeldOutMetrics
 from clickline.training.hour_set import HourSet
-from clickline.training.train_step import TrainStep
+from clickline.training.hourly_plan import check_format, check_shape, hourly_plan
+from clickline.training.train_step import TrainStep, build_train_step
 from clickline.training.warm_start import open_warm_start
 
-_SHAPE_KEYS = (
-    "network",
-    "network_sha256",
-    "slots",
-    "hidden",
-    "batch_norm",
-    "embedding_optimizer",
-    "wide_optimizer",
-)
 _CALIBRATION_ROWS = 200_000  # that the calibration is fitted on at least, once that many exist
 _CALIBRATION_CLICKS = 100  # fewer, and the calibration is not fitted yet
 _FULL_SHARE = 0.9  # of the limit for rows; the rest is for the increments in which tables grow
@@ -97,9 +88,9 @@ class HourlyTrainer:
         self._memory_limit = memory_limit() // 2 if limit == "auto" else limit
         self._sequence = 0  # of checkpoints
         self._period_hours = hour_step(config.data.train)
-        self._newest_hour = -1  # of all trained hours
+        self.newest_hour = -1  # the newest trained hour, by file name; -1: none yet
         self._current_hour = -1  # the last hour of the current period
-        self._evicted = 0  # ids in this hour
+        self.evicted = 0  # ids evicted in the last hour
         self._reported_at = 0.0
         # Raw scores of older and newer rows before they were trained on, for the calibration.
         self._scores = MetricCounts(), MetricCounts()
@@ -115,22 +106,22 @@ class HourlyTrainer:
         checkpoint = latest_checkpoint(run)
         if checkpoint is None:
             return None
-        _check_format(checkpoint, run)
+        check_format(checkpoint, run)
         features, state = checkpoint.features, checkpoint.manifest.hourly
         if state is None:
             raise ArtifactError(
                 f"{checkpoint.folder} is not of an hourly model. Choose another home, or remove {run}."
             )
-        plan = _plan(config, features)
-        _check_shape(checkpoint, plan, run)
+        plan = hourly_plan(config, features)
+        check_shape(checkpoint, plan, run)
         trainer = cls._new(config, features, plan, run, threads, progress)
         train_step = trainer._train_step
         arrays = train_step.model.restore(checkpoint)
         train_step.load_dense_state(arrays, step=state.steps)
         trainer._sequence = checkpoint.step
-        older, newer = (_with_prefix(f"scores/{n}/", arrays) for n in range(2))
+        older, newer = (with_prefix(f"scores/{n}/", arrays) for n in range(2))
         trainer._scores = MetricCounts.from_arrays(older), MetricCounts.from_arrays(newer)
-        trainer._held_out = HeldOutMetrics.from_arrays(_with_prefix("held_out/", arrays))
+        trainer._held_out = HeldOutMetrics.from_arrays(with_prefix("held_out/", arrays))
         trainer._set_trained_hours(HourSet.from_json(state.trained_hours))
         trainer.record = state.record
         return trainer
@@ -146,8 +137,8 @@ class HourlyTrainer:
         threads: int,
         progress: Progress,
     ) -> HourlyTrainer:
-        """A new model, or one that continues from `start`, which was trained on `trained_hours`."""
-        trainer = cls._new(config, features, _plan(config, features), run, threads, progress)
+        """A new model, or one that continues from `start`, which was trained on these hours."""
+        trainer = cls._new(config, features, hourly_plan(config, features), run, threads, progress)
         if start is None and config.train.warm_start is not None:
             start = open_warm_start(Path(config.train.warm_start), features, progress)
         if start is not None:
@@ -159,7 +150,7 @@ class HourlyTrainer:
     def _set_trained_hours(self, hours: HourSet) -> None:
         """Set the trained hours. The newest hour depends on them alone, never on the times in rows."""
         self.trained_hours = hours
-        self._newest_hour = -1 if hours.last is None else self._last_hour_of(hours.last)
+        self.newest_hour = -1 if hours.last is None else self._last_hour_of(hours.last)
 
     def _last_hour_of(self, hour: int) -> int:
         """The last hour of the period that contains `hour`: itself, or the last hour of its day."""
@@ -175,9 +166,7 @@ class HourlyTrainer:
         threads: int,
         progress: Progress,
     ) -> HourlyTrainer:
-        file = None if config.model.file is None else Path(config.model.file)
-        train_step = TrainStep(Model.build(features, plan, threads, file))
-        check_export(train_step.model.network, train_step.model.spec)
+        train_step = build_train_step(config, features, plan, threads)
         trainer = cls(config, train_step, run, progress)
         minimum = 5 * train_step.model.tables.needed_bytes // 4  # mostly fixed costs, needed without any id
         if trainer._memory_limit < minimum:
@@ -194,16 +183,6 @@ class HourlyTrainer:
     def steps(self) -> int:
         return self._train_step.step
 
-    @property
-    def newest_hour(self) -> int:
-        """The newest trained hour, by file name; -1: none yet."""
-        return self._newest_hour
-
-    @property
-    def evicted(self) -> int:
-        """Number of ids evicted in the last hour."""
-        return self._evicted
-
     def identity(self) -> str:
         """Content hash of the model: training again from the same checkpoint gives the same hash."""
         model = self.model
@@ -212,7 +191,7 @@ class HourlyTrainer:
             "features": model.features.to_json(),
             "calibration": None if model.calibration is None else model.calibration.to_json(),
             "steps": self.steps,
-            "newest_hour": self._newest_hour,
+            "newest_hour": self.newest_hour,
             "tables": model.tables.checksums(),
         }
         digest = hashlib.sha256(as_json(document))
@@ -232,9 +211,9 @@ class HourlyTrainer:
         rows = dataset.splits["train"].rows
         progressive = self._score(dataset)
         batches = self._batches(dataset)
-        self._evicted = 0
+        self.evicted = 0
         self._current_hour = self._last_hour_of(hour)
-        self._newest_hour = max(self._newest_hour, self._current_hour)
+        self.newest_hour = max(self.newest_hour, self._current_hour)
         self._train_batches((batch for batch, _ in batches.epoch(Position(hour))), rows)
         self._apply_eviction()
         self._calibrate()
@@ -310,18 +289,11 @@ class HourlyTrainer:
 
         self._progress.begin("score", total_rows=dataset.splits["train"].rows)
         try:
-            return evaluate_rows(score, self._rows(dataset), custom_metrics=self._custom_metrics)
+            custom_metrics = None if model.custom is None else model.custom.metrics
+            return evaluate_rows(score, dataset.read_split("train"), custom_metrics=custom_metrics)
         finally:
             model.calibration = before
             self._progress.end()
-
-    def _rows(self, dataset: Dataset) -> Iterator[LabelledRows]:
-        for shard, group, _ in dataset.row_groups("train"):
-            yield dataset.read(Path(dataset.folder, dataset.splits["train"].shards[shard].file), [group])
-
-    @property
-    def _custom_metrics(self) -> Mapping[str, Any] | None:
-        return None if self.model.custom is None else self.model.custom.metrics
 
     def _sampled(self, hour: int, batches: Iterable[LabelledRows]) -> Iterator[LabelledRows]:
         """Apply the negative sampling of the other rows to the held-out rows."""
@@ -355,7 +327,7 @@ class HourlyTrainer:
             return
         if rule.decay < 1:
             self.model.tables.decay(rule.decay)
-        self._evict(Eviction(rule.threshold, rule.max_idle_hours, rule.click_weight, rule.nonclick_weight))
+        self._evict(eviction_of(rule))
 
     def _free_memory(self) -> None:
         """The tables have reached their memory limit: evict idle ids, then those with the lowest value."""
@@ -372,8 +344,8 @@ class HourlyTrainer:
         )
 
     def _evict(self, rule: Eviction) -> None:
-        evicted = self.model.tables.evict(rule, self._newest_hour)
-        self._evicted += sum(slot.ids + slot.candidates for slot in evicted)
+        evicted = self.model.tables.evict(rule, self.newest_hour)
+        self.evicted += sum(slot.ids + slot.candidates for slot in evicted)
 
     def _calibrate(self) -> None:
         rule = self._settings.calibration
@@ -384,8 +356,7 @@ class HourlyTrainer:
             counts.merge(scores)
         measured = counts.metrics()
         if min(measured.clicks, measured.shows - measured.clicks) >= _CALIBRATION_CLICKS:
-            fit = fit_isotonic if rule.method == "isotonic" else fit_platt
-            self.model.calibration = fit(counts.bins())
+            self.model.calibration = fit_calibration(rule.method, counts.bins())
         if self._scores[1].rows >= _CALIBRATION_ROWS:
             self._scores = self._scores[1], MetricCounts()
 
@@ -404,12 +375,12 @@ class HourlyTrainer:
             dense |= {f"scores/{n}/{name}": array for name, array in counts.to_arrays().items()}
         dense |= {f"held_out/{name}": array for name, array in self._held_out.to_arrays().items()}
         model = self.model
-        state = TrainingState(
+        state = CheckpointState(
             model.features.to_json(),
             model.plan.to_json(),
             None if model.calibration is None else model.calibration.to_json(),
-            self._newest_hour,
-            hourly=HourlyState(self._train_step.step, self.trained_hours.to_json(), dict(record)),
+            self.newest_hour,
+            hourly=HourlyProgress(self._train_step.step, self.trained_hours.to_json(), dict(record)),
         )
         snapshot = begin_snapshot(model.tables)
         try:
@@ -420,57 +391,6 @@ class HourlyTrainer:
         self.record = record
         prune_checkpoints(self._run, self._settings.keep_checkpoints, None)
         return checkpoint
-
-
-def _plan(config: Config, features: FeatureSpec) -> ModelPlan:
-    """The plan of continuous training: constant learning rates."""
-    train, rate = config.train, config.follow.lr_scale
-    constant_lr = train.model_copy(
-        update={
-            "learning_rate": train.learning_rate * rate,
-            "schedule": ScheduleSection(kind="constant", warmup_steps=train.schedule.warmup_steps),
-            "embedding": train.embedding.model_copy(
-                update={
-                    "learning_rate": train.embedding.learning_rate * rate,
-                    "schedule": ScheduleSection(
-                        kind="constant", warmup_steps=train.embedding.schedule.warmup_steps
-                    ),
-                }
-            ),
-            "wide": train.wide.model_copy(update={"learning_rate": train.wide.learning_rate * rate}),
-        }
-    )
-    return plan_of(config.model_copy(update={"train": constant_lr}), features, 1)
-
-
-def _check_format(checkpoint: Checkpoint, run: Path) -> None:
-    """Refuse a checkpoint with another id format: its embeddings would belong to other values."""
-    before = checkpoint.manifest.features.get("encoder_format")
-    if before != ENCODER_FORMAT:
-        raise ArtifactError(
-            f"the hourly model in {run} uses feature format {before!r}; this release of Clickline uses format "
-            f"{ENCODER_FORMAT}, in which some values have other ids. Use the release that wrote it, or start over: "
-            f"choose another home, or remove {run}."
-        )
-
-
-def _check_shape(checkpoint: Checkpoint, plan: ModelPlan, run: Path) -> None:
-    """Learning rates may change between starts; the shapes of rows and weights may not."""
-    before, now = checkpoint.manifest.plan, plan.to_json()
-
-    def kind(value: Any) -> Any:
-        return value["kind"] if isinstance(value, Mapping) else value
-
-    changed = [
-        f"{key} was {kind(before[key])}, now {kind(now[key])}"
-        for key in _SHAPE_KEYS
-        if kind(before[key]) != kind(now[key])
-    ]
-    if changed:
-        raise ArtifactError(
-            f"the hourly model in {run} differs from the config: {'; '.join(changed)}. "
-            f"Change the config back, or start over: choose another home, or remove {run}."
-        )
 
 
 def _checked_scores(score_B: NDArray[np.float32]) -> NDArray[np.float32]:
@@ -494,7 +414,3 @@ def _eviction_rules() -> Iterator[Eviction]:
     while True:
         yield Eviction(threshold=threshold)
         threshold *= 2
-
-
-def _with_prefix(prefix: str, arrays: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
-    return {name.removeprefix(prefix): a for name, a in arrays.items() if name.startswith(prefix)}

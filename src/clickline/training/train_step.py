@@ -4,14 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from clickline.config import Config
 from clickline.embedding import BatchLookup
+from clickline.features import FeatureSpec
 from clickline.models.model import Model
+from clickline.models.model_plan import ModelPlan
+from clickline.models.onnx_export import check_export
 from clickline.records import LabelledRows
 from clickline.training.dense_optimizer import DenseOptimizer, Diverged
 
@@ -86,3 +91,11 @@ class TrainStep:
     def load_moments(self, state: Mapping[str, NDArray[Any]]) -> None:
         """Restore only the optimizer's moments."""
         self.dense.load_moments(state)
+
+
+def build_train_step(config: Config, features: FeatureSpec, plan: ModelPlan, threads: int) -> TrainStep:
+    """The training step of a new model. Refuses a network that could not be published: it is not worth training."""
+    file = None if config.model.file is None else Path(config.model.file)
+    model = Model.build(features, plan, threads, file)
+    check_export(model.network, model.spec)
+    return TrainStep(model)

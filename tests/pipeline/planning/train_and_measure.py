@@ -13,8 +13,8 @@ from typing import Any
 
 from clickline.config import load_config
 from clickline.models.model import Model
+from clickline.pipeline.flow import train
 from clickline.progress import Progress
-from clickline.training.run import train
 
 
 class Clock(Progress):

@@ -17,8 +17,8 @@ from clickline.data.sample.generate import SampleOptions, generate
 from clickline.embedding import Tables, load_snapshot, read_header
 from clickline.embedding.table import Table
 from clickline.models.model_plan import ModelPlan
+from clickline.pipeline.flow import TrainResult, train
 from clickline.progress import Progress
-from clickline.training.run import TrainResult, train
 
 # Every slot is small, so that there are ids in every part of every batch; the learning rates are those of a long run.
 CONFIG = """

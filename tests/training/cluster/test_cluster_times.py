@@ -12,8 +12,8 @@ from cluster_home import cluster_options
 from clickline.config import load_config
 from clickline.data.prepare.run import prepare
 from clickline.distributed.session import RaySession
+from clickline.pipeline.flow import train
 from clickline.progress import Progress
-from clickline.training.run import train
 
 START = 1_767_225_600  # 2026-01-01T00
 CONFIG = """

@@ -24,13 +24,13 @@ from clickline.artifacts.from_config import registry_of
 from clickline.distributed.session import RaySession
 from clickline.errors import ClusterError, GateRefused
 from clickline.models.model import open_checkpoint
+from clickline.pipeline.flow import TrainResult
 from clickline.processes import descendants, still_alive
 from clickline.scoring.open_scorer import open_scorer
 from clickline.storage.storage import Storage
 from clickline.training import cluster_trainer
 from clickline.training.cluster import monitor
 from clickline.training.cluster.job_status import logs_folder, read_status, request_workers
-from clickline.training.run import TrainResult
 
 pytestmark = pytest.mark.slow
 

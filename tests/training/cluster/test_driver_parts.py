@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -34,7 +33,6 @@ from clickline.training.cluster.sync_epoch import SyncEpoch  # noqa: E402
 from clickline.training.cluster.work_units import WorkUnit  # noqa: E402
 from clickline.training.cluster.worker import WorkerReport, WorkResult  # noqa: E402
 from clickline.training.cluster.worker_group import WorkerFailed, WorkerGroup, WorkerHandle  # noqa: E402
-from clickline.training.cluster_trainer import ClusterTrainer  # noqa: E402
 
 LIMIT = 1 << 30
 
@@ -575,34 +573,3 @@ def test_cluster_without_cpus_is_not_awaited_forever(tmp_path: Path) -> None:
     opened = cast("Any", SimpleNamespace(address="10.0.0.1:6379", cpus=lambda: 0.0, lost=lambda: False))
     with pytest.raises(ClusterError, match=r"10\.0\.0\.1:6379 has no CPUs\. Waited 0 s"):
         RaySession.await_cpus(opened, Progress(), 0.0)
-
-
-def test_checkpoint_failure_of_a_lost_server_is_reported_once() -> None:
-    said, writing = RecordingProgress(), Future[Any]()
-    writing.set_exception(StateLost("a shard was lost while it wrote its part"))
-    trainer: Any = object.__new__(ClusterTrainer)
-    trainer._progress, trainer._writing, trainer._checkpoint_step, trainer._checkpoint_at = (
-        said,
-        writing,
-        40,
-        float("inf"),
-    )
-    trainer._settings = SimpleNamespace(checkpoint_steps=None, checkpoint_every=60.0)
-    assert [trainer._checkpoint_due(41), trainer._checkpoint_due(42)] == [False, False]
-    [line] = said.lines
-    assert line.startswith(
-        "the checkpoint of step 40 was not written: a shard was lost while it wrote its part."
-    )
-    assert "everything goes back" not in line
-
-
-@pytest.mark.parametrize(("steps", "every"), [(None, 60.0), (10, 1e9)], ids=["by time", "by steps"])
-def test_next_checkpoint_after_a_slow_one_is_on_schedule(steps: int | None, every: float) -> None:
-    writing = Future[Any]()
-    writing.set_exception(StateLost("a shard has not written its part within 3,600 s"))
-    trainer: Any = object.__new__(ClusterTrainer)
-    trainer._progress, trainer._writing, trainer._checkpoint_step = RecordingProgress(), writing, 40
-    trainer._checkpoint_at = time.monotonic() - 3600.0
-    trainer._settings = SimpleNamespace(checkpoint_steps=steps, checkpoint_every=every)
-    assert [trainer._checkpoint_due(900), trainer._checkpoint_due(901)] == [False, False]
-    assert trainer._checkpoint_due(910) is (steps is not None)

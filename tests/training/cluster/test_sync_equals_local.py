@@ -16,11 +16,11 @@ import pytest
 from cluster_home import assert_same, cluster_options, prepared, rows_of, run, sharing
 
 from clickline.distributed.session import RaySession
+from clickline.pipeline.flow import TrainResult
 from clickline.training.cluster import async_epoch, monitor, sync_epoch
 from clickline.training.cluster.async_epoch import AsyncEpoch, max_concurrent
 from clickline.training.cluster.leases import WorkLease
 from clickline.training.cluster.worker_group import WorkerHandle
-from clickline.training.run import TrainResult
 
 pytestmark = pytest.mark.slow
 
