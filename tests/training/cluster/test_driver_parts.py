@@ -433,21 +433,24 @@ def test_worker_that_fails_to_join_is_retried() -> None:
     made = SimpleNamespace(job=SimpleNamespace(group_seconds=1.0), worker_result=worker_result)
     team = [WorkerHandle(f"worker-{n}", None, None, 0.0, f"host-{n}") for n in range(3)]
     epoch = SyncEpoch(cast("Any", made))
+    closed: list[int] = []
+    rendezvous = cast("Any", SimpleNamespace(close=lambda: closed.append(len(asked))))
     for _ in range(20):  # what is lost is the policy's
         with pytest.raises(WorkerFailed):
-            epoch._await_joined(team, ["lost another one", "dead", "lost another one"])
+            epoch._await_joined(team, ["lost another one", "dead", "lost another one"], rendezvous)
     assert asked[:3] == ["worker-0", "worker-1", "worker-2"]
+    assert closed[0] == 1, "the others stop waiting as soon as one has failed"
     for _ in range(4):
         with pytest.raises(WorkerFailed):
-            epoch._await_joined(team, ["", "lost another one.", ""])
-    epoch._await_joined(team, ["", "", ""])
+            epoch._await_joined(team, ["", "lost another one.", ""], rendezvous)
+    epoch._await_joined(team, ["", "", ""], rendezvous)
     for _ in range(4):
         with pytest.raises(WorkerFailed):
-            epoch._await_joined(team, ["lost another one.", "", ""])
+            epoch._await_joined(team, ["lost another one.", "", ""], rendezvous)
     with pytest.raises(
         ClusterError, match=r"failed to connect to each other 5 times: lost another one\. .*host-0, host-1"
     ):
-        epoch._await_joined(team, ["lost another one.", "", ""])
+        epoch._await_joined(team, ["lost another one.", "", ""], rendezvous)
 
 
 # ── waiting ends ───────────────────────────────────────────────────────────────────────────────

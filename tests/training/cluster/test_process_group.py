@@ -251,9 +251,24 @@ def test_groups_that_fail_to_form_leak_nothing(meeting):
     assert held() <= before
 
 
-def test_empty_rendezvous_is_a_lost_peer():
+def test_missing_rendezvous_is_a_lost_peer_within_the_timeout():
+    """A TCPStore retries once, for its whole timeout: twice as long as the driver waits for a worker."""
+    began = time.monotonic()
     with pytest.raises(PeerLost):
-        join("127.0.0.1:1", 0, 0, 2, timeout=0.5)
+        join("127.0.0.1:1", 0, 0, 2, timeout=4.0)
+    assert time.monotonic() - began < 6.0
+
+
+def test_closing_the_rendezvous_wakes_a_rank_that_waits_there(meeting):
+    began = time.monotonic()
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(join, meeting.name, 0, 0, 2, timeout=60.0)
+        time.sleep(0.5)
+        assert not waiting.done()
+        meeting.close()
+        with pytest.raises(PeerLost, match="rank 0 of 2 lost a peer"):
+            waiting.result(30.0)
+    assert time.monotonic() - began < 30.0
 
 
 def in_threads(act: Callable[[int], Any]) -> list[Any]:

@@ -135,7 +135,9 @@ class Driver:
             if step == self.step:  # not a worker that joined after the epoch ended
                 return dict(state)
         group.handle_losses()
-        raise StateLost("no worker is left that has the network, so everything goes back to the last cut")
+        raise StateLost(
+            "no worker is left that has the network, so training rolls back to the last checkpoint"
+        )
 
     def hourly_counts(self) -> list[HourlyCounts]:
         """Prediction counts of rows before they were trained on, since the last call; without those of lost workers."""

@@ -42,7 +42,7 @@ from clickline.records import LabelledRows
 from clickline.storage.storage import Storage
 from clickline.training.batches import Batches
 from clickline.training.cluster.embedding_server import PartKey
-from clickline.training.cluster.process_group import PeerLost, ProcessGroup, Rendezvous
+from clickline.training.cluster.process_group import PeerLost, ProcessGroup
 from clickline.training.cluster.role_log import RoleLog, resident_bytes
 from clickline.training.cluster.row_exchange import ExchangeClosed, LocalBatch, RowExchange
 from clickline.training.dense_optimizer import LOSS, PAUSE_REQUESTED, TOTAL_WEIGHT, DenseOptimizer, Diverged
@@ -121,7 +121,6 @@ class TrainWorker:
         wide = self._model.tables.wide_optimizer is not None
         self._tables = RemoteTables(spec.plan.slots, wide=wide, shards=len(shards), threads=spec.threads)
         self._address: str = ray.util.get_node_ip_address()  # type: ignore[no-untyped-call]
-        self._rendezvous: Rendezvous | None = None
         self._group: ProcessGroup | None = None
         self._exchange: RowExchange | None = None
         self._local_batches: Iterator[LocalBatch] | None = None
@@ -187,11 +186,6 @@ class TrainWorker:
         self._pause.set()
 
     # ── sync ───────────────────────────────────────────────────────────────────────────────────
-
-    def open_rendezvous(self) -> str:
-        """Open the rendezvous of a new process group on this machine."""
-        self._rendezvous = Rendezvous(self._address)
-        return self._rendezvous.name
 
     def leave_group(self, generation: int | None = None) -> None:
         """Leave the process group, or only that of `generation`."""
