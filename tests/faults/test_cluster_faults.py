@@ -10,6 +10,9 @@ import pytest
 from cluster_run import BOTH, SETTINGS, ClusterRun, Fault, leftover_processes, poll
 
 WORKER = "clickline.training.cluster.worker:TrainWorker"
+SYNC_WORKER = "clickline.training.cluster.sync_worker:SyncWorker"
+ASYNC_WORKER = "clickline.training.cluster.async_worker:AsyncWorker"
+CLIENT = "clickline.training.cluster.embedding_client:EmbeddingClient"
 TABLES = "clickline.embedding.sharded_tables:ShardTables"
 EMBEDDING_SERVER = "clickline.training.cluster.embedding_server"
 DENSE_SERVER = "clickline.training.cluster.dense_parameter_server:DenseParameterServer"
@@ -33,13 +36,13 @@ def in_both(name: str, *faults: Fault, slow: str = "") -> list:
 @pytest.mark.parametrize(
     ("mode", "faults"),
     [
-        *in_both("between-pull-and-push", Fault(WORKER, "_pool", 40), slow="sync"),
-        *in_both("between-push-and-ack", Fault(WORKER, "_push", 40, after=True)),
+        *in_both("between-pull-and-push", Fault(CLIENT, "pool", 40), slow="sync"),
+        *in_both("between-push-and-ack", Fault(CLIENT, "push", 40, after=True)),
         *in_both("reading", Fault("clickline.training.batches:Batches", "_window", 2)),
-        *in_both("first-step", Fault(WORKER, "_pool", 1)),
-        case("last-steps", "sync", Fault(WORKER, "_push", 245)),
+        *in_both("first-step", Fault(CLIENT, "pool", 1)),
+        case("last-steps", "sync", Fault(CLIENT, "push", 245)),
         case("sending-its-state-to-a-checkpoint", "sync", Fault(WORKER, "state", 1)),
-        case("resuming-after-a-checkpoint", "async", Fault(WORKER, "resume", 1)),
+        case("resuming-after-a-checkpoint", "async", Fault(ASYNC_WORKER, "resume", 1)),
         case("pausing", "sync", Fault(WORKER, "pause", 1)),
         case("pausing", "async", Fault(WORKER, "pause", 1)),
         case(
@@ -69,7 +72,7 @@ def test_a_worker_dies(project, reference, mode, faults):
     poll("an end of all roles", lambda: set(leftover_processes()) <= set(others), 60)
 
 
-@pytest.mark.parametrize(("mode", "faults"), in_both("the-only-worker", Fault(WORKER, "_push", LATER)))
+@pytest.mark.parametrize(("mode", "faults"), in_both("the-only-worker", Fault(CLIENT, "push", LATER)))
 def test_the_only_worker_dies(project, reference, mode, faults):
     run = ClusterRun(project, mode, reference(mode), **{"train.workers.min": 1, "train.workers.max": 1})
     [hit] = run.inject(*faults)
@@ -95,10 +98,12 @@ def test_a_worker_dies_as_it_starts(project, reference, mode):
 @pytest.mark.parametrize(
     ("faults", "message"),
     [
-        pytest.param([Fault(WORKER, "receive_rows", 1, do="fail")], "crashed", id="raises"),
+        pytest.param([Fault(SYNC_WORKER, "receive_rows", 1, do="fail")], "crashed", id="raises"),
         # Of each worker the first: so the group's first window is among them.
         pytest.param(
-            [Fault(WORKER, "receive_rows", 1, do="drop")] * 2, "stopped making progress", id="lost-in-transit"
+            [Fault(SYNC_WORKER, "receive_rows", 1, do="drop")] * 2,
+            "stopped making progress",
+            id="lost-in-transit",
         ),
     ],
 )
@@ -121,7 +126,7 @@ def test_rows_that_are_not_delivered_cost_a_worker_not_the_run(project, referenc
 @pytest.mark.parametrize("mode", BOTH)
 def test_both_workers_die_one_after_the_other(project, reference, mode):
     run = ClusterRun(project, mode, reference(mode))
-    hit = run.inject(Fault(WORKER, "_pool", 40), Fault(WORKER, "_push", 60))
+    hit = run.inject(Fault(CLIENT, "pool", 40), Fault(CLIENT, "push", 60))
     run.start()
     run.assert_exact()
     assert all(file.exists() for file in hit)
@@ -176,13 +181,13 @@ def test_a_stateful_actor_dies(project, reference, mode, faults):
             "forming-a-smaller-group",
             "sync",
             Fault("clickline.training.cluster.sync_epoch:SyncEpoch", "_form_group", 2),
-            Fault(WORKER, "_push", LATER),
+            Fault(CLIENT, "push", LATER),
         ),
         case(
             "returning-units",
             "async",
             Fault("clickline.training.cluster.worker_group:WorkerGroup", "lose_worker", 1),
-            Fault(WORKER, "_push", 60),
+            Fault(CLIENT, "push", 60),
         ),
         *in_both("evaluating", Fault("clickline.training.training_run:TrainingRun", "_evaluate_epoch", 1)),
         *in_both(
@@ -194,7 +199,7 @@ def test_a_stateful_actor_dies(project, reference, mode, faults):
 def test_the_driver_dies_and_the_same_command_resumes(project, reference, mode, faults):
     run = ClusterRun(project, mode, reference(mode))
     hit = run.inject(*faults)
-    deaths = sum(fault.place != WORKER for fault in faults)
+    deaths = sum(fault.place != CLIENT for fault in faults)
     for _ in range(deaths):
         run.start()
         assert run.wait().code == -signal.SIGKILL, run.output()
@@ -228,7 +233,7 @@ def test_the_worker_that_loads_the_network_dies_before_broadcasting_it(project, 
     run.start()
     assert run.wait().code == -signal.SIGKILL
     assert run.checkpoint_step() > 0
-    [hit] = run.inject(Fault("clickline.training.cluster.worker", "_pack", 1))
+    [hit] = run.inject(Fault("clickline.training.cluster.sync_worker", "_pack", 1))
     run.start()
     run.assert_exact()
     assert hit.exists()
@@ -276,7 +281,7 @@ def test_suspended_worker_is_fenced_and_rejoins_sync(project, reference):
     """It is silent for longer than the group waits, and sends its gradients when nobody wants them any more."""
     run = ClusterRun(project, "sync", reference("sync"))
     stopped, refused = run.inject(
-        Fault(WORKER, "_push", 60, do="stop"),
+        Fault(CLIENT, "push", 60, do="stop"),
         Fault("clickline.training.cluster.streams:BatchStreams", "owned_by", do="note"),
     )
     run.start()
@@ -291,7 +296,7 @@ def test_suspended_worker_is_fenced_and_rejoins_sync(project, reference):
 @pytest.mark.faults
 @pytest.mark.parametrize(
     ("place", "name", "call"),
-    [(WORKER, "_push", 60), ("clickline.training.batches:Batches", "read_window", 1)],
+    [(CLIENT, "push", 60), ("clickline.training.batches:Batches", "read_window", 1)],
     ids=["training", "reading"],
 )
 def test_suspended_worker_is_given_up_sync(project, reference, place, name, call):
@@ -310,7 +315,7 @@ def test_suspended_worker_is_given_up_sync(project, reference, place, name, call
 def test_suspended_worker_is_given_up_and_blocks_no_other_async(project, reference):
     """The others would wait for its gradient: they may not be too far ahead of it."""
     run = ClusterRun(project, "async", reference("async"))
-    [stopped] = run.inject(Fault(WORKER, "_push", 60, do="stop"))
+    [stopped] = run.inject(Fault(CLIENT, "push", 60, do="stop"))
     run.start()
     pid = int(poll("a worker that stops", lambda: stopped.exists() and stopped.read_text()))
     poll("a decision", lambda: any("became unreachable" in reason for reason in run.decisions("resize")))
@@ -322,7 +327,7 @@ def test_suspended_worker_is_given_up_and_blocks_no_other_async(project, referen
 @pytest.mark.faults
 @pytest.mark.parametrize(
     ("place", "name", "call"),
-    [(WORKER, "_pool", 60), ("clickline.training.batches:Batches", "read_window", 2)],
+    [(CLIENT, "pool", 60), ("clickline.training.batches:Batches", "read_window", 2)],
     ids=["computing", "reading"],
 )
 def test_stuck_worker_blocks_no_other_async(project, reference, place, name, call):
@@ -432,7 +437,7 @@ def test_unit_of_a_straggler_is_leased_again_and_its_late_messages_are_refused_a
 )
 def test_location_that_keeps_failing_ends_the_run_with_its_name(project, reference, mode, batch, place):
     run = ClusterRun(project, mode, reference(mode), **{"train.checkpoint_steps": 15})  # one before it fails
-    run.inject(Fault(WORKER, "_push", batch, do="raise"), Fault(WORKER, "_pool", do="slow"))  # or too soon
+    run.inject(Fault(CLIENT, "push", batch, do="raise"), Fault(CLIENT, "pool", do="slow"))  # or too soon
     run.start()
     ended = run.wait()
     assert ended.code == 1, run.output()
@@ -450,7 +455,7 @@ def test_location_that_keeps_failing_ends_the_run_with_its_name(project, referen
 @pytest.mark.parametrize("mode", BOTH)
 def test_workers_scale_down_and_up_on_request(project, reference, mode):
     run = ClusterRun(project, mode, reference(mode))
-    run.inject(Fault(WORKER, "_pool", do="slow"))  # so that it still learns when the second one is there
+    run.inject(Fault(CLIENT, "pool", do="slow"))  # so that it still learns when the second one is there
     run.start()
     run.await_step(30)
     run.command("scale", "--workers", "1")

@@ -32,8 +32,9 @@ from clickline.training.cluster.policy import Keep, PolicyRules  # noqa: E402
 from clickline.training.cluster.role_log import RoleLog  # noqa: E402
 from clickline.training.cluster.sync_epoch import SyncEpoch  # noqa: E402
 from clickline.training.cluster.work_units import WorkUnit  # noqa: E402
-from clickline.training.cluster.worker import WorkerReport, WorkResult  # noqa: E402
+from clickline.training.cluster.worker import WorkResult  # noqa: E402
 from clickline.training.cluster.worker_group import WorkerFailed, WorkerGroup, WorkerHandle  # noqa: E402
+from clickline.training.cluster.worker_metrics import WorkerReport  # noqa: E402
 from clickline.training.cluster_trainer import ClusterTrainer  # noqa: E402
 
 LIMIT = 1 << 30

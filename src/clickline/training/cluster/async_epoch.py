@@ -122,7 +122,7 @@ class AsyncEpoch:
 
     def _grant(self, worker: WorkerHandle, lease: WorkLease) -> None:
         """Lease a unit to a worker; from now on messages from any other worker about it are refused."""
-        from clickline.training.cluster.worker import LeasedUnit
+        from clickline.training.cluster.async_worker import LeasedUnit
 
         group, stream = self._group, _stream(lease.unit)
         if lease.taken_from is not None:

@@ -100,7 +100,7 @@ class SyncEpoch:
         if first_step != step:
             position = self._position_of(first_step, team)
         peers = [worker.actor for worker in team]
-        with closing(Rendezvous(ray.util.get_node_ip_address())) as rendezvous:
+        with closing(Rendezvous(ray.util.get_node_ip_address())) as rendezvous:  # type: ignore[no-untyped-call]
             joins = [
                 worker.actor.join_group.remote(
                     self._generation, rank, peers, rendezvous.name, source, position
@@ -143,7 +143,7 @@ class SyncEpoch:
 
     def _fence(self, step: int) -> list[tuple[int, int]]:
         """Fence the previous owner of the stream; (counted, applied) batches of each embedding server."""
-        from clickline.training.cluster.worker import SYNC_STREAM
+        from clickline.training.cluster.sync_worker import SYNC_STREAM
 
         self._generation += 1
         shards = self._group.embedding_servers

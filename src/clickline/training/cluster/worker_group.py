@@ -11,6 +11,7 @@ import time
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal, NoReturn
 
@@ -137,21 +138,12 @@ class WorkerGroup:
             for number in range(job.shards)
         ]
         if not job.sync:
-            from clickline.training.cluster.dense_actor import DenseActor
+            from clickline.training.cluster.dense_parameter_server import DenseParameterServer, restore_dense
 
-            self.dense_server = (
-                ray.remote(DenseActor)
-                .options(**options, memory=_MIN_MEMORY, num_cpus=0)
-                .remote(
-                    job.dataset,
-                    job.plan,
-                    job.model_file,
-                    job.max_staleness,
-                    job.scale_lr_by_staleness,
-                    dense,
-                    step,
-                    logs / "network.log",
-                )
+            build = partial(restore_dense, job.dataset, job.plan, job.model_file, dense, step)
+            server = ray.remote(DenseParameterServer).options(**options, memory=_MIN_MEMORY, num_cpus=0)
+            self.dense_server = server.remote(
+                build, job.max_staleness, job.scale_lr_by_staleness, logs / "network.log"
             )
         self._await_actors(_RESTORE_SECONDS + sum(file.stat().st_size for file in restore) / _RESTORED_BYTES)
 
@@ -252,7 +244,9 @@ class WorkerGroup:
     def _start_worker(self) -> None:
         import ray
 
-        from clickline.training.cluster.worker import TrainWorker, WorkerSpec
+        from clickline.training.cluster.async_worker import AsyncWorker
+        from clickline.training.cluster.sync_worker import SyncWorker
+        from clickline.training.cluster.worker import WorkerSpec
 
         job, name = self.job, f"worker-{self._next_worker}"
         self._next_worker += 1
@@ -267,14 +261,14 @@ class WorkerGroup:
             job.group_seconds,
             logs_folder(job.run) / f"{name}.log",
         )
-        worker = ray.remote(TrainWorker).options(
+        worker = ray.remote(SyncWorker if job.sync else AsyncWorker).options(
             **memory,
             num_cpus=job.worker_cpus,
             max_restarts=0,
             max_concurrency=8,
             runtime_env={"env_vars": _DIRECT_CALLS},
         )
-        actor: Any = worker.remote(spec, self.embedding_servers, self.dense_server)
+        actor: Any = worker.remote(spec, self.embedding_servers, *([] if job.sync else [self.dense_server]))
         self.workers[name] = WorkerHandle(name, actor, actor.hostname.remote(), time.monotonic())
 
     def admit_workers(self) -> None:
