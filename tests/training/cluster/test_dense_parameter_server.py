@@ -112,7 +112,7 @@ def test_repeated_push_changes_nothing_and_returns_fresh_weights():
     latest = push(one, 2, 0, 0)
     assert push(one, 1, 0, 0, value=100.0) == latest
     assert one.step() == 2
-    assert one.open_stream(1, 2, 0) == 1  # the next owner is told so
+    assert one.open_stream(1, 2, 0) == 1  # the next owner knows
 
 
 def test_batch_out_of_order_is_refused():

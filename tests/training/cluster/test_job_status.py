@@ -1,4 +1,4 @@
-"""A driver, and those who look at it or ask something of it: real processes, real files."""
+"""A driver, and commands that read its status or send it a request: real processes, real files."""
 
 from __future__ import annotations
 

@@ -67,7 +67,7 @@ class SyncEpoch:
                 if pausing == "checkpoint":
                     yield PausePoint(position, None)
                 elif pausing == "evict":
-                    group.evict_crowded()
+                    group.actors.evict_crowded()
                 else:
                     for worker in self._leaving:
                         group.stop_worker(worker)
@@ -86,7 +86,7 @@ class SyncEpoch:
         import ray
 
         group = self._group
-        applied = [applied_batches for _, applied_batches in self._fence(step)]
+        applied = self._fence(step)
         names = {worker.name for worker in team}
         if not self._have_network:
             load(team[0])
@@ -96,7 +96,7 @@ class SyncEpoch:
             )
         steps: list[int] = [group.worker_result(worker, worker.actor.step.remote()) for worker in team]
         source = max(range(len(team)), key=steps.__getitem__)  # has the newest network
-        first_step = min([*applied, steps[source]])
+        first_step = min(applied, steps[source])
         if first_step != step:
             position = self._position_of(first_step, team)
         peers = [worker.actor for worker in team]
@@ -141,15 +141,12 @@ class SyncEpoch:
             )
         raise WorkerFailed("the group")
 
-    def _fence(self, step: int) -> list[tuple[int, int]]:
-        """Fence the previous owner of the stream; (counted, applied) batches of each embedding server."""
+    def _fence(self, step: int) -> int:
+        """Fence the previous owner of the stream; how many batches all embedding servers have applied."""
         from clickline.training.cluster.sync_worker import SYNC_STREAM
 
         self._generation += 1
-        shards = self._group.embedding_servers
-        return self._group.actor_results(
-            [shard.open_stream.remote(SYNC_STREAM, self._generation, step) for shard in shards]
-        )
+        return self._group.actors.open_stream(SYNC_STREAM, self._generation, step)
 
     def _run_group(
         self, team: Sequence[WorkerHandle], step: int, checkpoint_due: Callable[[int], bool]
