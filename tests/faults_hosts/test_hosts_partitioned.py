@@ -1,7 +1,7 @@
 """A worker whose host was partitioned from the network comes back, and what it then sends is refused.
 
 The host is a network namespace with two lines: one to the head, one to the host of the shards. Both are cut; then only
-the one to the shards comes back, so that what the worker sends arrives before anybody can tell it that it is given up.
+the one to the shards comes back, so that what the worker sends arrives before it can learn that it was given up.
 """
 
 from __future__ import annotations

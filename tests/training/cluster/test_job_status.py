@@ -73,7 +73,7 @@ def test_other_processes_read_what_the_driver_writes(tmp_path: Path, run: Path) 
         begun = read_status(tmp_path)
         assert begun is not None
         assert (begun["state"], begun["alive"], begun["pid"]) == ("starting", True, os.getpid())
-        events = tuple(Event.now("resize", f"number {n}") for n in range(50))
+        events = tuple(Event("", "resize", f"number {n}") for n in range(50))
         status = JobStatus(
             "running",
             "async",

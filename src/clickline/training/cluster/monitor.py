@@ -6,7 +6,6 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Literal
 
 from clickline.errors import ClusterError
@@ -22,6 +21,7 @@ from clickline.training.cluster.job_status import (
     ServerStatus,
     WorkerStatus,
     logs_folder,
+    timestamp,
     write_status,
 )
 from clickline.training.cluster.policy import Evict, GiveUp, MemoryUse, decide_memory
@@ -231,7 +231,9 @@ class Monitor:
         """Report a decision on the progress line, in the log and in the status."""
         self._progress.log(f"cluster: {reason}")
         self.log.write(f"{decision}: {reason}")
-        self._status = replace(self._status, events=(*self._status.events, Event.now(decision, reason))[-20:])
+        self._status = replace(
+            self._status, events=(*self._status.events, Event(timestamp(), decision, reason))
+        )
 
     def announce_waiting(self, reason: str) -> None:
         """Report what the job waits for."""
@@ -240,8 +242,8 @@ class Monitor:
             self.write("waiting", message=reason)
 
     def checkpoint_written(self, step: int, seconds: float, stalled: float) -> None:
-        at = datetime.now(UTC).isoformat(timespec="milliseconds")
-        self._status = replace(self._status, last_cut=CheckpointStatus(step, at, seconds, stalled))
+        written = CheckpointStatus(step, timestamp(), seconds, stalled)
+        self._status = replace(self._status, last_cut=written)
         self.log.write(
             f"checkpoint of step {step}: written in {seconds:.2f} s, training stalled for {stalled:.3f} s"
         )

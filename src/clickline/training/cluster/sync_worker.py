@@ -1,7 +1,7 @@
 """A sync worker: trains its part of every batch with the other workers of a process group.
 
-It is told to join a group, trains until the group pauses or breaks, and may then join another. Rows that it reads for
-its peers, and they for it, are sent as calls between the workers (see row_exchange.py).
+It joins a group, trains until the group pauses or breaks, and may then join another. Rows that it reads for its peers,
+and they for it, are sent as calls between the workers (see row_exchange.py).
 """
 
 from __future__ import annotations
