@@ -174,7 +174,8 @@ class StatefulActors:
         """Fence the previous owner of a stream; how many of its batches are applied everywhere."""
         opened = self.results([actor.open_stream.remote(stream, token, start) for actor in self.all])
         shards = len(self.embedding_servers)
-        return min([*(applied for _, applied in opened[:shards]), *opened[shards:]])
+        applied: list[int] = [*(applied for _, applied in opened[:shards]), *opened[shards:]]
+        return min(applied)
 
     def close_stream(self, stream: int) -> None:
         """Close a finished stream: its messages are refused from now on."""
