@@ -1,4 +1,4 @@
-"""`clickline train` on a cluster as a real process that things happen to, and what must be true at its end."""
+"""`clickline train` on a cluster as a real process with injected faults, and what must be true at its end."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ MOMENTS = Path(__file__).parent / "moments"
 BOTH = ("sync", "async")
 AUC_NOISE = 0.01
 T = TypeVar("T")
-# The real numbers are for machines that are far away and busy; a test cannot wait for them.
+# The real limits are for busy machines that are far away; a test cannot wait for them.
 SETTINGS = {
     "clickline.training.batches": {"WINDOW_ROWS": 8192},  # several units in few rows
     "clickline.training.cluster.job": {"TrainingJob.__init__": 8.0},  # group_seconds
@@ -52,7 +52,7 @@ _AGENTS = (
 
 
 class Fault(NamedTuple):
-    """What a process does at which call of a function; see moments/sitecustomize.py."""
+    """What a process does at a call of a function; see moments/sitecustomize.py."""
 
     place: str
     name: str
@@ -84,7 +84,7 @@ class ClusterRun:
         self, project: Path, mode: str, reference: ClusterRun | None = None, **settings: object
     ) -> None:
         self.project = project
-        self._reference = reference  # a run like it, to which nothing happened
+        self._reference = reference  # the same run without faults
         self._settings = {"train.sync": str(mode == "sync").lower(), **settings}
         self._process: subprocess.Popen[bytes] | None = None
         self._moments = project / "moments"
@@ -99,7 +99,7 @@ class ClusterRun:
         (self._moments / "settings.json").write_text(json.dumps({**SETTINGS, **settings}))
 
     def inject(self, *faults: Fault) -> list[Path]:
-        """Prepare faults for processes that start from now on; the files that tell who was struck."""
+        """Prepare faults for processes that start from now on; the files that appear when they happen."""
         files = []
         for fault in faults:
             file = self._moments / f"fault-{self._faults}.json"
@@ -115,7 +115,7 @@ class ClusterRun:
         return files
 
     def clear_faults(self) -> None:
-        """No more faults."""
+        """Remove the faults that have not happened."""
         for file in self._moments.glob("fault-*.json"):
             file.unlink()
 
@@ -183,17 +183,17 @@ class ClusterRun:
         return path.read_text() if path is not None and path.exists() else ""
 
     def roles(self, kind: str) -> dict[str, int]:
-        """The processes that live, newest last: worker-3 → its pid."""
+        """The live processes, newest last: worker-3 → its pid."""
         folder = self.folder
         logs = (
             [] if folder is None else sorted((folder / "cluster" / "logs").glob(f"{kind}*.log"), key=_number)
         )
         found = {log.stem: re.findall(r"process (\d+)", log.read_text()) for log in logs}
-        pids = {name: int(told[-1]) for name, told in found.items() if told}
+        pids = {name: int(started[-1]) for name, started in found.items() if started}
         return {name: pid for name, pid in pids.items() if pid in descendants()}
 
     def role(self, kind: str) -> int:
-        """The pid of one that lives."""
+        """The pid of a live one."""
         return poll(f"a {kind}", lambda: list(self.roles(kind).values()))[0]
 
     def status(self) -> dict:
@@ -212,7 +212,7 @@ class ClusterRun:
         poll(f"checkpoint {step}", lambda: self._is_running() and (self.checkpoint_step() >= step))
 
     def checkpoint_step(self) -> int:
-        """Of the newest whole checkpoint."""
+        """The step of the newest complete checkpoint."""
         found = None if self.folder is None else latest_checkpoint(self.folder)
         return 0 if found is None else found.step
 
@@ -235,10 +235,10 @@ class ClusterRun:
         ]
         return "\n".join([errors, *logs])
 
-    # ── what must be true at its end ───────────────────────────────────────────────────────────
+    # ── what must be true at the end ───────────────────────────────────────────────────────────
 
     def assert_exact(self, *, epochs: int = 1, seconds: float = 300.0) -> None:
-        """Exit 0; every row learned once an epoch, every id counted once a row; as good as an undisturbed run."""
+        """Exit 0; each row trained once per epoch, each id counted once per row; as good as an undisturbed run."""
         ended = self.wait(seconds)
         assert ended.code == 0, self.output()
         checkpoint = self.checkpoint
@@ -264,12 +264,12 @@ class ClusterRun:
         return json.loads((self.folder / "history.json").read_text())[-1]["auc"]
 
     def decisions(self, decision: str) -> list[str]:
-        """What the driver decided, with the reasons; newest last."""
+        """The reasons of the driver's decisions, newest last."""
         return re.findall(rf"Z {decision}: (.*)", self.log("driver"))
 
 
 def counters(checkpoint: Checkpoint, dataset: Dataset) -> dict[int, tuple[float, float]]:
-    """Shows and clicks of every id in a checkpoint."""
+    """Impressions and clicks of every id in a checkpoint."""
     found: dict[int, tuple[float, float]] = {}
 
     def keep(self: Table, records: np.ndarray, *, candidates: bool) -> None:
@@ -286,23 +286,23 @@ def counters(checkpoint: Checkpoint, dataset: Dataset) -> dict[int, tuple[float,
 
 
 def direct_count(dataset: Dataset, epochs: int) -> dict[int, tuple[float, float]]:
-    """Shows and clicks of every id in the training rows."""
-    shows: Counter[int] = Counter()
+    """Impressions and clicks of every id in the training rows."""
+    impressions: Counter[int] = Counter()
     clicks: Counter[int] = Counter()
     for shard, group, _ in dataset.row_groups("train"):
         rows = dataset.read(Path(dataset.folder, dataset.splits["train"].shards[shard].file), [group])
         for slot in rows.encoded.slots:
-            shows.update(dict(zip(*np.unique(slot.ids_N, return_counts=True), strict=True)))
+            impressions.update(dict(zip(*np.unique(slot.ids_N, return_counts=True), strict=True)))
             clicked = slot.ids_N[rows.click_B == 1]
             clicks.update(dict(zip(*np.unique(clicked, return_counts=True), strict=True)))
-    return {int(one): (epochs * count, epochs * clicks[one]) for one, count in shows.items()}
+    return {int(one): (epochs * count, epochs * clicks[one]) for one, count in impressions.items()}
 
 
 # ── processes ──────────────────────────────────────────────────────────────────────────────────
 
 
 def descendants(of: int | None = None, *, dead: bool = False) -> set[int]:
-    """Processes below this one; the dead that nobody has waited for are among them only if they are asked for."""
+    """Descendants of a process, by default of this one; `dead`: also those that were not waited for."""
     children: dict[int, list[int]] = {}
     for stat in Path("/proc").glob("[0-9]*/stat"):
         with suppress(OSError):

@@ -1,4 +1,4 @@
-"""A small world to train on a cluster, and undisturbed runs to compare with."""
+"""A small project to train on a cluster, and undisturbed runs to compare with."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def reference(world: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], ClusterRun]:
-    """A run of a mode to which nothing happens."""
+    """A run of a mode without faults."""
     runs: dict[str, ClusterRun] = {}
 
     def run(mode: str) -> ClusterRun:

@@ -1,4 +1,4 @@
-"""Whatever dies at whatever moment: every row is learned once, every id is counted once a row."""
+"""Whichever process dies, at whatever moment: each row is trained once, and each id is counted once per row."""
 
 from __future__ import annotations
 
@@ -10,11 +10,14 @@ import pytest
 from cluster_run import BOTH, SETTINGS, ClusterRun, Fault, leftover_processes, poll
 
 WORKER = "clickline.training.cluster.worker:TrainWorker"
+SYNC_WORKER = "clickline.training.cluster.sync_worker:SyncWorker"
+ASYNC_WORKER = "clickline.training.cluster.async_worker:AsyncWorker"
+CLIENT = "clickline.training.cluster.embedding_client:EmbeddingClient"
 TABLES = "clickline.embedding.sharded_tables:ShardTables"
 EMBEDDING_SERVER = "clickline.training.cluster.embedding_server"
 DENSE_SERVER = "clickline.training.cluster.dense_parameter_server:DenseParameterServer"
 TRAINER = "clickline.training.cluster_trainer"
-LATER = 130  # a call that comes after the first cut
+LATER = 130  # a call after the first checkpoint
 
 pytestmark = pytest.mark.timeout(700)
 
@@ -33,13 +36,13 @@ def in_both(name: str, *faults: Fault, slow: str = "") -> list:
 @pytest.mark.parametrize(
     ("mode", "faults"),
     [
-        *in_both("between-pull-and-push", Fault(WORKER, "_pool", 40), slow="sync"),
-        *in_both("between-push-and-ack", Fault(WORKER, "_push", 40, after=True)),
+        *in_both("between-pull-and-push", Fault(CLIENT, "pool", 40), slow="sync"),
+        *in_both("between-push-and-ack", Fault(CLIENT, "push", 40, after=True)),
         *in_both("reading", Fault("clickline.training.batches:Batches", "_window", 2)),
-        *in_both("first-step", Fault(WORKER, "_pool", 1)),
-        case("last-steps", "sync", Fault(WORKER, "_push", 245)),
+        *in_both("first-step", Fault(CLIENT, "pool", 1)),
+        case("last-steps", "sync", Fault(CLIENT, "push", 245)),
         case("sending-its-state-to-a-checkpoint", "sync", Fault(WORKER, "state", 1)),
-        case("resuming-after-a-checkpoint", "async", Fault(WORKER, "resume", 1)),
+        case("resuming-after-a-checkpoint", "async", Fault(ASYNC_WORKER, "resume", 1)),
         case("pausing", "sync", Fault(WORKER, "pause", 1)),
         case("pausing", "async", Fault(WORKER, "pause", 1)),
         case(
@@ -66,10 +69,10 @@ def test_a_worker_dies(project, reference, mode, faults):
     assert len(lost) == 1, run.output()
     assert "1 worker continues" in lost[0]
     assert run.decisions("restart") == []
-    poll("an end of all roles", lambda: set(leftover_processes()) <= set(others), 60)
+    poll("the end of all processes", lambda: set(leftover_processes()) <= set(others), 60)
 
 
-@pytest.mark.parametrize(("mode", "faults"), in_both("the-only-worker", Fault(WORKER, "_push", LATER)))
+@pytest.mark.parametrize(("mode", "faults"), in_both("the-only-worker", Fault(CLIENT, "push", LATER)))
 def test_the_only_worker_dies(project, reference, mode, faults):
     run = ClusterRun(project, mode, reference(mode), **{"train.workers.min": 1, "train.workers.max": 1})
     [hit] = run.inject(*faults)
@@ -88,17 +91,19 @@ def test_a_worker_dies_as_it_starts(project, reference, mode):
     run.start()
     run.assert_exact()
     assert hit.exists()
-    assert run.decisions("restart") == []  # the other one goes on, though it may not be there yet
+    assert run.decisions("restart") == []  # the other one continues, even if it has not started yet
 
 
 @pytest.mark.faults
 @pytest.mark.parametrize(
     ("faults", "message"),
     [
-        pytest.param([Fault(WORKER, "receive_rows", 1, do="fail")], "crashed", id="raises"),
-        # Of each worker the first: so the group's first window is among them.
+        pytest.param([Fault(SYNC_WORKER, "receive_rows", 1, do="fail")], "crashed", id="raises"),
+        # The first call of each worker, so that the first window is among them.
         pytest.param(
-            [Fault(WORKER, "receive_rows", 1, do="drop")] * 2, "stopped making progress", id="lost-in-transit"
+            [Fault(SYNC_WORKER, "receive_rows", 1, do="drop")] * 2,
+            "stopped making progress",
+            id="lost-in-transit",
         ),
     ],
 )
@@ -121,13 +126,13 @@ def test_rows_that_are_not_delivered_cost_a_worker_not_the_run(project, referenc
 @pytest.mark.parametrize("mode", BOTH)
 def test_both_workers_die_one_after_the_other(project, reference, mode):
     run = ClusterRun(project, mode, reference(mode))
-    hit = run.inject(Fault(WORKER, "_pool", 40), Fault(WORKER, "_push", 60))
+    hit = run.inject(Fault(CLIENT, "pool", 40), Fault(CLIENT, "push", 60))
     run.start()
     run.assert_exact()
     assert all(file.exists() for file in hit)
 
 
-# ── keepers of state ───────────────────────────────────────────────────────────────────────────
+# ── stateful actors ────────────────────────────────────────────────────────────────────────────
 
 
 @pytest.mark.parametrize(
@@ -176,25 +181,25 @@ def test_a_stateful_actor_dies(project, reference, mode, faults):
             "forming-a-smaller-group",
             "sync",
             Fault("clickline.training.cluster.sync_epoch:SyncEpoch", "_form_group", 2),
-            Fault(WORKER, "_push", LATER),
+            Fault(CLIENT, "push", LATER),
         ),
         case(
             "returning-units",
             "async",
             Fault("clickline.training.cluster.worker_group:WorkerGroup", "lose_worker", 1),
-            Fault(WORKER, "_push", 60),
+            Fault(CLIENT, "push", 60),
         ),
         *in_both("evaluating", Fault("clickline.training.training_run:TrainingRun", "_evaluate_epoch", 1)),
         *in_both(
             "starting-embedding-servers",
-            Fault("clickline.training.cluster.worker_group:WorkerGroup", "_await_actors", 1),
+            Fault("clickline.training.cluster.stateful_actors:StatefulActors", "_await_started", 1),
         ),
     ],
 )
 def test_the_driver_dies_and_the_same_command_resumes(project, reference, mode, faults):
     run = ClusterRun(project, mode, reference(mode))
     hit = run.inject(*faults)
-    deaths = sum(fault.place != WORKER for fault in faults)
+    deaths = sum(fault.place != CLIENT for fault in faults)
     for _ in range(deaths):
         run.start()
         assert run.wait().code == -signal.SIGKILL, run.output()
@@ -222,13 +227,13 @@ def test_the_driver_is_killed_twice_anywhere(project, reference, mode):
 
 @pytest.mark.faults
 def test_the_worker_that_loads_the_network_dies_before_broadcasting_it(project, reference):
-    """After a restart at a cut; the others have a network that has learned nothing."""
+    """After a restart from a checkpoint: the others have an untrained network."""
     run = ClusterRun(project, "sync", reference("sync"))
     run.inject(Fault(TRAINER, "finish_checkpoint", 2))
     run.start()
     assert run.wait().code == -signal.SIGKILL
     assert run.checkpoint_step() > 0
-    [hit] = run.inject(Fault("clickline.training.cluster.worker", "_pack", 1))
+    [hit] = run.inject(Fault("clickline.training.cluster.sync_worker", "_pack", 1))
     run.start()
     run.assert_exact()
     assert hit.exists()
@@ -268,21 +273,21 @@ def test_the_whole_node_dies(project, reference, mode, program):
     assert "resuming from step" in (project / "stderr.txt").read_text()
 
 
-# ── workers that are cut off ───────────────────────────────────────────────────────────────────
+# ── workers that hang or are slow ──────────────────────────────────────────────────────────────
 
 
 @pytest.mark.faults
 def test_suspended_worker_is_fenced_and_rejoins_sync(project, reference):
-    """It is silent for longer than the group waits, and sends its gradients when nobody wants them any more."""
+    """It is silent for longer than the group waits, and sends its gradients when it is fenced."""
     run = ClusterRun(project, "sync", reference("sync"))
     stopped, refused = run.inject(
-        Fault(WORKER, "_push", 60, do="stop"),
+        Fault(CLIENT, "push", 60, do="stop"),
         Fault("clickline.training.cluster.streams:BatchStreams", "owned_by", do="note"),
     )
     run.start()
     pid = int(poll("a worker that stops", lambda: stopped.exists() and stopped.read_text()))
-    poll("a group that misses it", lambda: "broken at step" in run.log("worker-0") + run.log("worker-1"))
-    poll("its token given away", lambda: "stream 0: token 2" in run.log("shard-1"))
+    poll("a broken group", lambda: "broken at step" in run.log("worker-0") + run.log("worker-1"))
+    poll("a new token", lambda: "stream 0: token 2" in run.log("shard-1"))
     os.kill(pid, signal.SIGCONT)
     run.assert_exact()
     assert "the message of token 1 was refused" in refused.read_text()
@@ -291,11 +296,11 @@ def test_suspended_worker_is_fenced_and_rejoins_sync(project, reference):
 @pytest.mark.faults
 @pytest.mark.parametrize(
     ("place", "name", "call"),
-    [(WORKER, "_push", 60), ("clickline.training.batches:Batches", "read_window", 1)],
+    [(CLIENT, "push", 60), ("clickline.training.batches:Batches", "read_window", 1)],
     ids=["training", "reading"],
 )
 def test_suspended_worker_is_given_up_sync(project, reference, place, name, call):
-    """The group misses it when it sums; before, the others wait for rows that it should read."""
+    """The group notices in all-reduce, or earlier, when the others wait for rows that it should read."""
     run = ClusterRun(project, "sync", reference("sync"))
     [stopped] = run.inject(Fault(place, name, call, do="stop"))
     run.start()
@@ -308,9 +313,9 @@ def test_suspended_worker_is_given_up_sync(project, reference, place, name, call
 
 @pytest.mark.faults
 def test_suspended_worker_is_given_up_and_blocks_no_other_async(project, reference):
-    """The others would wait for its gradient: they may not be too far ahead of it."""
+    """The others would wait for its gradient: staleness is bounded."""
     run = ClusterRun(project, "async", reference("async"))
-    [stopped] = run.inject(Fault(WORKER, "_push", 60, do="stop"))
+    [stopped] = run.inject(Fault(CLIENT, "push", 60, do="stop"))
     run.start()
     pid = int(poll("a worker that stops", lambda: stopped.exists() and stopped.read_text()))
     poll("a decision", lambda: any("became unreachable" in reason for reason in run.decisions("resize")))
@@ -322,11 +327,11 @@ def test_suspended_worker_is_given_up_and_blocks_no_other_async(project, referen
 @pytest.mark.faults
 @pytest.mark.parametrize(
     ("place", "name", "call"),
-    [(WORKER, "_pool", 60), ("clickline.training.batches:Batches", "read_window", 2)],
+    [(CLIENT, "pool", 60), ("clickline.training.batches:Batches", "read_window", 2)],
     ids=["computing", "reading"],
 )
 def test_stuck_worker_blocks_no_other_async(project, reference, place, name, call):
-    """The others would wait for it, and so would a cut."""
+    """The others would wait for it, and so would a checkpoint."""
     run = ClusterRun(project, "async", reference("async"))
     [held] = run.inject(Fault(place, name, call, do="hold"))
     run.start()
@@ -346,7 +351,7 @@ def test_stuck_worker_blocks_no_other_async(project, reference, place, name, cal
     ids=["first-lookup", "reading"],
 )
 def test_stuck_worker_is_given_up_sync(project, reference, place, name, call):
-    """All others wait for its part, or for the rows that it reads: none of them is to blame."""
+    """All others wait for its part, or for the rows that it reads; none of them is given up."""
     run = ClusterRun(project, "sync", reference("sync"))
     run.set_constants(
         {
@@ -384,7 +389,7 @@ def test_hanging_stateful_actor_is_given_up(project, reference, mode, fault):
 
 @pytest.mark.faults
 def test_embedding_server_that_stops_while_writing_a_snapshot_is_given_up(project, reference):
-    """Nobody waits for a cut that will never be written."""
+    """A snapshot that will never be written is not awaited."""
     run = ClusterRun(project, "sync", reference("sync"))
     [stopped] = run.inject(Fault(EMBEDDING_SERVER, "_write", 1, do="stop"))
     run.start()
@@ -396,7 +401,7 @@ def test_embedding_server_that_stops_while_writing_a_snapshot_is_given_up(projec
 @pytest.mark.faults
 def test_embedding_server_that_hangs_while_restoring_is_given_up(project, reference):
     run = ClusterRun(project, "sync", reference("sync"))
-    run.set_constants({"clickline.training.cluster.worker_group": {"_RESTORE_SECONDS": 60.0}})
+    run.set_constants({"clickline.training.cluster.stateful_actors": {"_RESTORE_SECONDS": 60.0}})
     hit, held = run.inject(
         Fault(TABLES, "apply", LATER), Fault(EMBEDDING_SERVER, "load_snapshot", 1, do="hold")
     )
@@ -421,7 +426,7 @@ def test_unit_of_a_straggler_is_leased_again_and_its_late_messages_are_refused_a
     assert "was refused" in refused.read_text()
 
 
-# ── faults that stay, and wishes ───────────────────────────────────────────────────────────────
+# ── faults that persist, and scaling ───────────────────────────────────────────────────────────
 
 
 @pytest.mark.faults
@@ -431,8 +436,12 @@ def test_unit_of_a_straggler_is_leased_again_and_its_late_messages_are_refused_a
     ids=BOTH,
 )
 def test_location_that_keeps_failing_ends_the_run_with_its_name(project, reference, mode, batch, place):
-    run = ClusterRun(project, mode, reference(mode), **{"train.checkpoint_steps": 15})  # one before it fails
-    run.inject(Fault(WORKER, "_push", batch, do="raise"), Fault(WORKER, "_pool", do="slow"))  # or too soon
+    run = ClusterRun(
+        project, mode, reference(mode), **{"train.checkpoint_steps": 15}
+    )  # at least one before it fails
+    run.inject(
+        Fault(CLIENT, "push", batch, do="raise"), Fault(CLIENT, "pool", do="slow")
+    )  # or it fails too early
     run.start()
     ended = run.wait()
     assert ended.code == 1, run.output()
@@ -450,7 +459,7 @@ def test_location_that_keeps_failing_ends_the_run_with_its_name(project, referen
 @pytest.mark.parametrize("mode", BOTH)
 def test_workers_scale_down_and_up_on_request(project, reference, mode):
     run = ClusterRun(project, mode, reference(mode))
-    run.inject(Fault(WORKER, "_pool", do="slow"))  # so that it still learns when the second one is there
+    run.inject(Fault(CLIENT, "pool", do="slow"))  # so that it still trains when the second one has started
     run.start()
     run.await_step(30)
     run.command("scale", "--workers", "1")

@@ -67,7 +67,7 @@ def cluster(tmp_path: Path) -> Iterator[Cluster]:
 
 @pytest.fixture
 def exact(world: World, monkeypatch: pytest.MonkeyPatch) -> Callable[[Training, Checkpoint], None]:
-    """Every row was learned once, whatever happened; and the model is as good as one made undisturbed."""
+    """Each row was trained once, and the model is as good as that of an undisturbed run."""
 
     def check(training: Training, made: Checkpoint) -> None:
         assert made.manifest.run.trained_rows == world.rows

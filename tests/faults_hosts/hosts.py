@@ -233,7 +233,7 @@ class Training:
 
     @property
     def checkpoint_step(self) -> int:
-        """The step of the last cut; 0: there is none."""
+        """The step of the last checkpoint; 0: there is none."""
         return ((self.status().get("last_cut") or {}).get("step")) or 0
 
     def events(self) -> str:
@@ -279,15 +279,15 @@ class Training:
 def expected_counts(home: Path) -> dict[int, tuple[float, float]]:
     """Shows and clicks of every id in the training rows, counted directly."""
     dataset = Dataset.current(Storage(), str(home))
-    shows: Counter[int] = Counter()
+    impressions: Counter[int] = Counter()
     clicks: Counter[int] = Counter()
     for shard, group, _ in dataset.row_groups("train"):
         rows = dataset.read(Path(dataset.folder, dataset.splits["train"].shards[shard].file), [group])
         for slot in rows.encoded.slots:
-            shows.update(dict(zip(*np.unique(slot.ids_N, return_counts=True), strict=True)))
+            impressions.update(dict(zip(*np.unique(slot.ids_N, return_counts=True), strict=True)))
             clicked = slot.ids_N[rows.click_B == 1]
             clicks.update(dict(zip(*np.unique(clicked, return_counts=True), strict=True)))
-    return {int(one): (float(count), float(clicks[one])) for one, count in shows.items()}
+    return {int(one): (float(count), float(clicks[one])) for one, count in impressions.items()}
 
 
 def counted(made: Checkpoint, home: Path, patch: Any) -> Mapping[int, tuple[float, float]]:

@@ -42,7 +42,7 @@ def test_a_node_leaves_and_another_joins(cluster: Cluster, ads: Path, exact: Exa
     assert events.count("left with its node") == 1
     assert "1 worker continues" in events
     assert "resize: the cluster has capacity: from 1 to 2 workers" in events
-    assert "restart" not in events  # nothing that was learned had to be learned again
+    assert "restart" not in events  # nothing had to be trained again
     assert "crashed" not in events
     assert training.status()["generation"] == 0
 

@@ -1,7 +1,7 @@
-"""A worker whose host is cut off from the network comes back, and what it then sends is refused.
+"""A worker whose host was partitioned from the network comes back, and what it then sends is refused.
 
 The host is a network namespace with two lines: one to the head, one to the host of the shards. Both are cut; then only
-the one to the shards comes back, so that what the worker sends arrives before anybody can tell it that it is given up.
+the one to the shards comes back, so that what the worker sends arrives before it can learn that it was given up.
 """
 
 from __future__ import annotations
@@ -140,7 +140,7 @@ def test_late_messages_of_a_partitioned_worker_are_refused(
     lines.cut(1)
     training.until(lambda: f"{away} " in training.events())
     step = training.status()["figures"]["step"]
-    training.until(lambda: training.status()["figures"]["step"] > step)  # the others go on
+    training.until(lambda: training.status()["figures"]["step"] > step)  # the others continue
     assert parted.hosts["far"].runs(training.pid(away))  # it lives, and knows nothing
     before = {shard: training.log(shard).count("refused") for shard in ("shard-0", "shard-1")}
     lines.mend(1)

@@ -29,7 +29,7 @@ class Disk:
         self._ballast = folder / "ballast"
 
     def fill(self, leave: int = 0) -> None:
-        """Until only so many bytes are free."""
+        """Fill the disk until only this many bytes are free."""
         with suppress(OSError), self._ballast.open("wb", buffering=0) as ballast:
             for size in (1 << 20, 4096):
                 with suppress(OSError):
@@ -100,7 +100,7 @@ def faulty_machine(folder: Path) -> Machine:
 
 
 class Line:
-    """A port whose connections go on to another one: late, in drops, or for now not at all."""
+    """A proxy to another port: slow, or for now not forwarding at all."""
 
     def __init__(self, port: int) -> None:
         self._to = port
@@ -115,7 +115,7 @@ class Line:
         self.port: int = self._listener.getsockname()[1]
 
     def stall(self) -> None:
-        """Whatever is sent stays on the way, and nobody is told."""
+        """Forward nothing, without an error."""
         self._flows.clear()
 
     def flow(self) -> None:

@@ -130,7 +130,7 @@ def test_clock_jump_makes_no_hour_late(
 
 
 def ask(service: Service) -> int:
-    """The version that answers, within a deadline that the server is told."""
+    """The version that answers, within a deadline that is sent to the server."""
     reply = httpx.post(
         service.url("/v1/models/ctr:predict"),
         json={"instances": [{}]},

@@ -1,4 +1,4 @@
-"""A disk that is full: what was there stays whole, the words say what to do, and with room it goes on."""
+"""A full disk: artifacts stay intact, the error says what to do, and with free space the command resumes."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def test_any_command_on_a_full_disk_says_what_to_do(tmp_path: Path, disk: Disk) 
 
 
 class Watching(Progress):
-    """Calls `look` with every piece of work that is done; keeps what is said."""
+    """Calls `look` on all progress, and keeps the messages."""
 
     def __init__(self, look: Callable[[], None]) -> None:
         self.said: list[str] = []

@@ -1,4 +1,4 @@
-"""Processes that are stopped in the middle (SIGSTOP): others go on, and who wakes up does no harm."""
+"""Suspended processes (SIGSTOP): others continue, and one that wakes up does no harm."""
 
 from __future__ import annotations
 
@@ -74,7 +74,9 @@ def test_workers_answer_while_their_supervisor_is_suspended(tmp_path: Path) -> N
         try:
             publish(tmp_path / "versions", 2)
             for _ in range(20):
-                assert service.version() == 1  # nobody is there to lead to the next one
+                assert (
+                    service.version() == 1
+                )  # the supervisor, which would switch to the next one, is suspended
         finally:
             os.kill(service.process.pid, signal.SIGCONT)
         eventually(lambda: service.version() == 2)

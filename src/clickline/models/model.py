@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -30,20 +30,23 @@ _SCORE_BATCH_ROWS = 8192  # per batch: the activations of more would not stay in
 
 
 @dataclass
-class Model:
-    """Tables and network built from a plan. Until training, all weights depend only on the plan's seed."""
+class DenseModel:
+    """The network built from a plan, without tables: on a cluster these are in other processes. Until training, all
+    weights depend only on the plan's seed."""
 
     features: FeatureSpec
     plan: ModelPlan
     spec: NetworkSpec
-    tables: Tables
     network: nn.Module
     custom: CustomModel | None  # the user's file, if the network is custom
+    uses_wide: bool
     calibration: Calibration | None = None
 
     @classmethod
-    def build(cls, features: FeatureSpec, plan: ModelPlan, threads: int, file: Path | None = None) -> Model:
-        """An untrained model. `file` is the user's network if the plan has no built-in one."""
+    def build(
+        cls, features: FeatureSpec, plan: ModelPlan, threads: int, file: Path | None = None
+    ) -> DenseModel:
+        """An untrained network. `file` is the user's network if the plan has no built-in one."""
         torch.set_num_threads(threads)
         retain_freed_memory()
         spec = NetworkSpec(
@@ -66,8 +69,31 @@ class Model:
                 build_network(plan.network, spec, plan.seed),
                 NETWORKS[plan.network].uses_wide,
             )
-        tables = Tables(**plan.tables(uses_wide), threads=threads)
-        return cls(features, plan, spec, tables, network, custom)
+        return DenseModel(features, plan, spec, network, custom, uses_wide)
+
+    def probabilities(self, logit_B: torch.Tensor) -> NDArray[np.float32]:
+        """Probabilities for all rows: undoes sampling and class weights of training, then applies the calibration."""
+        probability_B: NDArray[np.float32] = torch.sigmoid(logit_B.float() + self.plan.logit_shift).numpy()
+        return probability_B if self.calibration is None else self.calibration.apply(probability_B)
+
+    def buffers(self, rows: LabelledRows) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+        """Buffers for the network's inputs, with the dense fields filled in."""
+        inputs_BI = np.empty((rows.rows, self.spec.width), dtype=np.float32)
+        inputs_BI[:, self.spec.width - self.spec.dense :] = rows.encoded.dense_DB.T
+        return inputs_BI, np.empty(rows.rows, dtype=np.float32)
+
+
+@dataclass
+class Model(DenseModel):
+    """Network and tables built from a plan."""
+
+    tables: Tables = field(kw_only=True)
+
+    @classmethod
+    def build(cls, features: FeatureSpec, plan: ModelPlan, threads: int, file: Path | None = None) -> Model:
+        """An untrained model. `file` is the user's network if the plan has no built-in one."""
+        dense = DenseModel.build(features, plan, threads, file)
+        return cls(**vars(dense), tables=Tables(**plan.tables(dense.uses_wide), threads=threads))
 
     def score(self, rows: LabelledRows) -> NDArray[np.float32]:
         """Click probabilities; changes nothing."""
@@ -82,17 +108,6 @@ class Model:
                 logit_B = self.network(torch.from_numpy(inputs_BI), torch.from_numpy(wide_B))
             probability_B[start:stop] = self.probabilities(logit_B)
         return probability_B
-
-    def probabilities(self, logit_B: torch.Tensor) -> NDArray[np.float32]:
-        """Probabilities for all rows: undoes sampling and class weights of training, then applies the calibration."""
-        probability_B: NDArray[np.float32] = torch.sigmoid(logit_B.float() + self.plan.logit_shift).numpy()
-        return probability_B if self.calibration is None else self.calibration.apply(probability_B)
-
-    def buffers(self, rows: LabelledRows) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-        """Buffers for the network's inputs, with the dense fields filled in."""
-        inputs_BI = np.empty((rows.rows, self.spec.width), dtype=np.float32)
-        inputs_BI[:, self.tables.width :] = rows.encoded.dense_DB.T
-        return inputs_BI, np.empty(rows.rows, dtype=np.float32)
 
     def pool(
         self, lookup: BatchLookup, rows: LabelledRows

@@ -1,18 +1,18 @@
-"""Makes processes of a cluster run, the driver as well as actors, meet their fate at an exact moment.
+"""Injects faults into the processes of a cluster run, driver and actors, at an exact moment.
 
-The folder that CLICKLINE_MOMENTS names holds `settings.json`, modules with values to set in them (or defaults of
-their methods), and faults, each a JSON file: at which call of a function (`at`: module[:class], name) a process does what (`do`):
+The folder CLICKLINE_MOMENTS contains `settings.json`, values to set in modules (or defaults of their methods), and
+faults, each a JSON file: at which call of a function (`at`: module[:class], name) a process does what (`do`):
 
     kill    it dies by SIGKILL, `after` the call if that is set, else before
     stop    it stops by SIGSTOP
     fail    this call raises, once
     drop    this call does nothing, once
-    hold    this call waits until there is `<fault>.release`; the process lives on
-    raise   it raises, whenever that batch of a stream is the first argument's place
+    hold    this call waits for the file `<fault>.release`; other threads continue
+    raise   it raises whenever the first argument is of that batch
     slow    every call takes 0.2 s longer
-    note    what the function raises is written to `<fault>.notes`, at every call
+    note    every error that the function raises is written to `<fault>.notes`
 
-The first process that comes to the call takes the fault away (`.taken`, with its pid), so that others live on.
+The first process at that call takes the fault (`.taken`, with its pid), so that the others continue.
 Modules are changed when they are imported: most processes of Ray never import them.
 """
 

@@ -1,4 +1,4 @@
-"""The newest hour of a cluster run is that of learned hours, as in local mode."""
+"""The newest hour of a cluster run is the newest trained hour, as in local mode."""
 
 from __future__ import annotations
 

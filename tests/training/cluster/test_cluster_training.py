@@ -1,4 +1,4 @@
-"""A run on a cluster is like any other for whoever uses it: judged, tracked, watched, published, interrupted."""
+"""A run on a cluster is used like any other: evaluated, gated, tracked, monitored, published, interrupted."""
 
 from __future__ import annotations
 

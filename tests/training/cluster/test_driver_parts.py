@@ -1,5 +1,5 @@
-"""What the driver's parts do about roles that are slow, silent or crowded. Ray and the roles are doubles: each moment
-here is one that real processes hit once in a thousand runs."""
+"""What the driver does about processes that are slow, silent or crowded. Ray and the actors are doubles: real processes
+get into these situations once in a thousand runs."""
 
 from __future__ import annotations
 
@@ -19,9 +19,10 @@ from clickline.distributed.session import RaySession  # noqa: E402
 from clickline.embedding import Eviction  # noqa: E402
 from clickline.errors import ClusterError  # noqa: E402
 from clickline.progress import Progress  # noqa: E402
+from clickline.training.cluster import cluster_connection as connection_module  # noqa: E402
 from clickline.training.cluster import driver as driver_module  # noqa: E402
 from clickline.training.cluster import monitor as monitor_module  # noqa: E402
-from clickline.training.cluster import worker_group as group_module  # noqa: E402
+from clickline.training.cluster import stateful_actors as actors_module  # noqa: E402
 from clickline.training.cluster.async_epoch import AsyncEpoch  # noqa: E402
 from clickline.training.cluster.driver import Driver  # noqa: E402
 from clickline.training.cluster.embedding_server import EmbeddingServerState  # noqa: E402
@@ -31,8 +32,9 @@ from clickline.training.cluster.policy import Keep, PolicyRules  # noqa: E402
 from clickline.training.cluster.role_log import RoleLog  # noqa: E402
 from clickline.training.cluster.sync_epoch import SyncEpoch  # noqa: E402
 from clickline.training.cluster.work_units import WorkUnit  # noqa: E402
-from clickline.training.cluster.worker import WorkerReport, WorkResult  # noqa: E402
+from clickline.training.cluster.worker import WorkResult  # noqa: E402
 from clickline.training.cluster.worker_group import WorkerFailed, WorkerGroup, WorkerHandle  # noqa: E402
+from clickline.training.cluster.worker_metrics import WorkerReport  # noqa: E402
 
 LIMIT = 1 << 30
 
@@ -97,7 +99,7 @@ def open_monitor(folder: Path, said: Progress | None = None, **changes: Any) -> 
 def worker_group(folder: Path) -> WorkerGroup:
     made = WorkerGroup(job(folder), open_monitor(folder), Progress())
     room = {"cpus": lambda: 4.0, "free_cpus": lambda: 0.0, "has_place": lambda actor: actor.placed}
-    made._session = cast("Any", SimpleNamespace(lost=lambda: False, **room))
+    made.connection._session = cast("Any", SimpleNamespace(lost=lambda: False, **room))
     return made
 
 
@@ -149,15 +151,17 @@ def test_memory_is_checked_again_after_eviction(tmp_path: Path) -> None:
     monitor._check_memory(LIMIT)
     assert monitor.crowded is None
     monitor.shards = (state(0.96), state(0.1))
-    with pytest.raises(ClusterError, match="embedding server 0 uses"):  # it may not forget twice
+    with pytest.raises(ClusterError, match="embedding server 0 uses"):  # it may not evict twice
         monitor._check_memory(LIMIT)
     monitor.restarted()
     monitor._check_memory(LIMIT)
-    assert monitor.crowded == 0, "another shard, with the rows of the last cut: it has forgotten nothing"
+    assert monitor.crowded == 0, (
+        "another server, with the rows of the last checkpoint: it has evicted nothing"
+    )
 
 
 class AsyncGroup:
-    """One worker, which comes to the end of its unit if no shard is crowded; else it learns until it is paused."""
+    """One worker, which finishes its unit if no server is crowded; else it trains until it is paused."""
 
     def __init__(self) -> None:
         self.job = SimpleNamespace(group_seconds=30.0)
@@ -171,14 +175,18 @@ class AsyncGroup:
             standstill=lambda *_: {},
             step=lambda known: known,
         )
-        self.dense_server = Role(step=lambda: 7, open_stream=lambda *_: 0)
-        self.embedding_servers = [Role(open_stream=lambda *_: (0, 0))]
+        self.actors = SimpleNamespace(
+            dense_step=lambda: 7,
+            open_stream=lambda *_: 0,
+            close_stream=lambda _: None,
+            evict_crowded=self.evict_crowded,
+        )
         self.worker = WorkerHandle("worker-0", Role(run_unit=lambda lease: lease), None, 0.0, "here")
         self.workers = {"worker-0": self.worker}
         self.epoch = AsyncEpoch(
             cast("Any", self), [WorkUnit(0, number, (), 10) for number in range(3)], None, 1
         )
-        self.under_way: list[int] = []  # units, whenever a shard forgot
+        self.under_way: list[int] = []  # units in progress, at each eviction
 
     def wait(self, tasks: list[Any], **_: Any) -> tuple[list[Any], list[Any]]:
         ends = self.monitor.crowded is None or self.worker.actor.called[-1] == "pause"
@@ -191,9 +199,6 @@ class AsyncGroup:
         return [self.worker]
 
     await_workers = started_workers
-
-    def actor_results(self, answers: list[Any]) -> list[Any]:
-        return answers
 
     def evict_crowded(self) -> None:
         self.under_way.append(len(self.epoch._tasks))
@@ -221,11 +226,11 @@ def test_crowded_server_evicts_in_async_mode_between_batches(
 
 
 @pytest.mark.timeout(20)
-@pytest.mark.parametrize("cut", [False, True])
+@pytest.mark.parametrize("checkpoint", [False, True])
 def test_worker_on_a_fenced_unit_is_stopped_at_the_end_of_the_epoch(
-    monkeypatch: pytest.MonkeyPatch, cut: bool
+    monkeypatch: pytest.MonkeyPatch, checkpoint: bool
 ) -> None:
-    """It would never be idle again, and score while it computes. If a cut waited for it, the others go on: else they
+    """It would never be idle again, and score while it computes. If a checkpoint waited for it, the others continue: else they
     would stop after each batch of the next epoch."""
     made = AsyncGroup()
     made.job.group_seconds = 0.1
@@ -235,17 +240,19 @@ def test_worker_on_a_fenced_unit_is_stopped_at_the_end_of_the_epoch(
     called = made.worker.actor.called
 
     def wait(tasks: list[Any], **_: Any) -> tuple[list[Any], list[Any]]:
-        waits = cut and made.epoch.leases.done == 2 and "pause" not in called
+        waits = checkpoint and made.epoch.leases.done == 2 and "pause" not in called
         return [] if waits else [task for task in tasks if task != "its task"], ["its task"]
 
     monkeypatch.setattr(ray, "wait", wait)
 
     def checkpoint_due(_: int) -> bool:
-        return cut and len(made.epoch._tasks) == 2
+        return checkpoint and len(made.epoch._tasks) == 2
 
     list(made.epoch.run(Position(), checkpoint_due, lambda _: None, 0))
     assert list(made.workers) == ["worker-0"]
-    assert [name for name in called if name in ("pause", "resume")] == (["pause", "resume"] if cut else [])
+    assert [name for name in called if name in ("pause", "resume")] == (
+        ["pause", "resume"] if checkpoint else []
+    )
 
 
 def test_partial_unit_is_granted_before_the_prefetched_one() -> None:
@@ -295,14 +302,14 @@ def test_worker_without_rows_yet_has_time_to_compile(
 def test_placed_worker_that_never_starts_is_lost(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, placed: bool, waited: int, stays: bool, lost: int
 ) -> None:
-    """One that finds no place is let go, for there was no room after all; what fails must end somewhere."""
+    """One that is not placed is stopped, because there was no capacity after all."""
     monkeypatch.setattr(ray, "wait", lambda tasks, **_: ([], tasks))
     monkeypatch.setattr(ray, "kill", lambda actor: None)
     made, actor = worker_group(tmp_path), Role()
     actor.placed = placed
     made.workers["worker-0"] = WorkerHandle("worker-0", actor, None, time.monotonic() - waited)
     made.admit_workers()
-    assert ("worker-0" in made.workers, len(made.losses)) == (stays, lost)
+    assert ("worker-0" in made.workers, len(made.recovery.losses)) == (stays, lost)
 
 
 class SyncGroup:
@@ -310,7 +317,8 @@ class SyncGroup:
 
     def __init__(self) -> None:
         self.job = SimpleNamespace(group_seconds=30.0)
-        self.embedding_servers = [Role(open_stream=lambda *_: (0, 0))]
+        self.fenced: list[tuple[int, ...]] = []
+        self.actors = SimpleNamespace(open_stream=lambda *opened: self.fenced.append(opened))
         self.team = [
             WorkerHandle(f"worker-{n}", Role(run_sync=lambda *_, n=n: n), None, 0.0, "here") for n in range(2)
         ]
@@ -321,9 +329,6 @@ class SyncGroup:
             lose_silent_workers=lambda *_: self.team[1:],
         )
         self.acted: list[str] = []
-
-    def actor_results(self, answers: list[Any]) -> list[Any]:
-        return answers
 
     def worker_result(self, worker: WorkerHandle, task: int) -> WorkResult:
         return WorkResult("broken", 3)
@@ -340,7 +345,7 @@ def test_silent_worker_breaks_a_group_that_waits_for_its_rows(monkeypatch: pytes
     monkeypatch.setattr(ray, "wait", wait)
     ended, _ = SyncEpoch(cast("Any", made))._run_group(made.team, 3, lambda _: False)
     assert ended is None
-    assert made.embedding_servers[0].called == ["open_stream"], "its part of a batch is refused from now on"
+    assert made.fenced == [(0, 1, 3)], "its part of a batch is refused from now on"
 
 
 @pytest.mark.parametrize(
@@ -364,11 +369,11 @@ def test_standstill_of_all_workers_is_detected(
         monitor._reports[name], monitor._progressed_at[name] = report(512, what), now - seconds
     assert monitor.standstill(names, now - began) == (dict(zip(names, phases, strict=True)) if waits else {})
     monitor._reports.pop("worker-1")
-    assert monitor.standstill(names, now - began) == {}, "nobody knows what it does"
+    assert monitor.standstill(names, now - began) == {}, "one has not reported"
 
 
 def starved(phases: dict[str, str]) -> tuple[SyncEpoch, list[WorkerHandle], list[str]]:
-    """A group whose members wait for this, for too long; who of them is given up."""
+    """A group whose workers wait in these phases for too long; the names of those that are given up."""
     lost: list[str] = []
     made = SimpleNamespace(
         monitor=SimpleNamespace(standstill=lambda *_: phases),
@@ -419,7 +424,7 @@ def test_worker_that_never_started_is_handled_before_another_is_started() -> Non
 
 
 def test_worker_that_fails_to_join_is_retried() -> None:
-    """A member that dies leaves the others with an error of their own, which says nothing against them."""
+    """A worker that dies makes the others fail too, which is not their fault."""
     asked: list[str] = []
 
     def worker_result(worker: WorkerHandle, words: str, seconds: float) -> str:
@@ -431,21 +436,24 @@ def test_worker_that_fails_to_join_is_retried() -> None:
     made = SimpleNamespace(job=SimpleNamespace(group_seconds=1.0), worker_result=worker_result)
     team = [WorkerHandle(f"worker-{n}", None, None, 0.0, f"host-{n}") for n in range(3)]
     epoch = SyncEpoch(cast("Any", made))
-    for _ in range(20):  # what is lost is the policy's
+    closed: list[int] = []
+    rendezvous = cast("Any", SimpleNamespace(close=lambda: closed.append(len(asked))))
+    for _ in range(20):  # losses are counted by the policy, not here
         with pytest.raises(WorkerFailed):
-            epoch._await_joined(team, ["lost another one", "dead", "lost another one"])
+            epoch._await_joined(team, ["lost another one", "dead", "lost another one"], rendezvous)
     assert asked[:3] == ["worker-0", "worker-1", "worker-2"]
+    assert closed[0] == 1, "the others stop waiting as soon as one has failed"
     for _ in range(4):
         with pytest.raises(WorkerFailed):
-            epoch._await_joined(team, ["", "lost another one.", ""])
-    epoch._await_joined(team, ["", "", ""])
+            epoch._await_joined(team, ["", "lost another one.", ""], rendezvous)
+    epoch._await_joined(team, ["", "", ""], rendezvous)
     for _ in range(4):
         with pytest.raises(WorkerFailed):
-            epoch._await_joined(team, ["lost another one.", "", ""])
+            epoch._await_joined(team, ["lost another one.", "", ""], rendezvous)
     with pytest.raises(
         ClusterError, match=r"failed to connect to each other 5 times: lost another one\. .*host-0, host-1"
     ):
-        epoch._await_joined(team, ["lost another one.", "", ""])
+        epoch._await_joined(team, ["lost another one.", "", ""], rendezvous)
 
 
 # ── waiting ends ───────────────────────────────────────────────────────────────────────────────
@@ -454,17 +462,17 @@ def test_worker_that_fails_to_join_is_retried() -> None:
 def test_long_wait_ends_when_the_cluster_is_gone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ray, "get", silent)
     made = worker_group(tmp_path)
-    made._session = cast("Any", SimpleNamespace(lost=lambda: True))
+    made.connection._session = cast("Any", SimpleNamespace(lost=lambda: True))
     for wait in (
-        made.actor_results,
+        made.actors.results,
         lambda answers, seconds: made.worker_result(cast("Any", None), answers, seconds),
     ):
         with pytest.raises(StateLost, match="head or this machine's node is gone"):
-            wait([None], group_module.WORK_SECONDS)
+            wait([None], actors_module.WORK_SECONDS)
 
 
 def test_missing_answer_is_awaited_until_the_timeout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(group_module, "_LOOK_SECONDS", 0.05)
+    monkeypatch.setattr(connection_module, "_LOOK_SECONDS", 0.05)
     waits: list[float] = []
 
     def get(answers: Any, *, timeout: float) -> Any:
@@ -475,7 +483,7 @@ def test_missing_answer_is_awaited_until_the_timeout(tmp_path: Path, monkeypatch
     monkeypatch.setattr(ray, "get", get)
     made, began = worker_group(tmp_path), time.monotonic()
     with pytest.raises(ray.exceptions.GetTimeoutError):
-        made._get(None, 0.2)
+        made.connection.get(None, 0.2)
     assert time.monotonic() - began >= 0.2
     assert sum(waits) < 0.21
     assert max(waits) <= 0.05
@@ -492,7 +500,7 @@ def test_missing_answer_is_awaited_until_the_timeout(tmp_path: Path, monkeypatch
 def test_snapshot_is_not_awaited_when_its_server_is_gone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, gone: str, reason: str
 ) -> None:
-    """Else the checkpoint's thread would wait for ever, and everything that has to go back to the last checkpoint with it."""
+    """Else the checkpoint's thread would wait for ever, and the rollback to the last checkpoint with it."""
     (tmp_path / "run" / "cluster").mkdir(parents=True)
     monkeypatch.setattr(ray, "wait", lambda parts, **_: ([], parts))
     if gone == "disk":  # the shard answers, and its writer hangs
@@ -504,8 +512,8 @@ def test_snapshot_is_not_awaited_when_its_server_is_gone(
 
     monkeypatch.setattr(ray, "get", get)
     driver = Driver(job(tmp_path), Progress(), lambda figures: None)
-    driver._group.embedding_servers = [Role()]
-    driver._group._session = cast("Any", SimpleNamespace(lost=lambda: gone == "cluster"))
+    driver._group.actors.embedding_servers = [Role()]
+    driver._group.connection._session = cast("Any", SimpleNamespace(lost=lambda: gone == "cluster"))
     with pytest.raises(StateLost, match=reason):
         driver.await_snapshots({"tables-00-of-01.bin": object()})
 
@@ -519,15 +527,15 @@ def test_long_restore_survives_one_failed_query_of_the_head(
     def wait(tasks: list[Any], **_: Any) -> tuple[list[Any], list[Any]]:
         nonlocal now
         now += 100.0
-        made.embedding_servers[0].placed = now != 800.0
+        made.actors.embedding_servers[0].placed = now != 800.0
         return (tasks, []) if now > 1500 else ([], tasks)
 
-    monkeypatch.setattr(group_module, "time", SimpleNamespace(monotonic=lambda: now))
+    monkeypatch.setattr(actors_module, "time", SimpleNamespace(monotonic=lambda: now))
     monkeypatch.setattr(ray, "wait", wait)
     monkeypatch.setattr(ray, "get", lambda answers, **_: answers)
     made = worker_group(tmp_path)
-    made.embedding_servers = [Role(state=lambda: state(0.5)), Role(state=lambda: state(0.5))]
-    made._await_actors(2000.0)
+    made.actors.embedding_servers = [Role(state=lambda: state(0.5)), Role(state=lambda: state(0.5))]
+    made.actors._await_started(2000.0)
     assert made.monitor.shards == (state(0.5), state(0.5))
 
 
@@ -542,14 +550,14 @@ def test_unplaced_embedding_servers_are_awaited_for_ten_minutes(
         now += 100.0
         return [], tasks
 
-    monkeypatch.setattr(group_module, "time", SimpleNamespace(monotonic=lambda: now))
+    monkeypatch.setattr(actors_module, "time", SimpleNamespace(monotonic=lambda: now))
     monkeypatch.setattr(ray, "wait", wait)
     monkeypatch.setattr(ray, "get", lambda answers, **_: answers)
     made = worker_group(tmp_path)
-    made.embedding_servers = [Role(), Role()]
-    made.embedding_servers[1].placed = False
+    made.actors.embedding_servers = [Role(), Role()]
+    made.actors.embedding_servers[1].placed = False
     with pytest.raises(ClusterError, match=r"1 of 2 embedding servers do not fit.*Waited 700 s"):
-        made._await_actors(10.0)
+        made.actors._await_started(10.0)
 
 
 # ── room ───────────────────────────────────────────────────────────────────────────────────────
@@ -562,7 +570,7 @@ def test_unplaced_embedding_servers_are_awaited_for_ten_minutes(
 def test_capacity_is_what_fits_on_single_nodes(
     monkeypatch: pytest.MonkeyPatch, cpus: float, memory: int | None, fit: int
 ) -> None:
-    """Else workers are asked for again and again that never find a place."""
+    """Otherwise workers are requested again and again that can never be placed."""
     free = [{"CPU": 1.0, "memory": 4.0}, {"CPU": 3.0, "memory": 9.0}, {"memory": 90.0}]
     monkeypatch.setattr(session_module, "free_resources", lambda seconds: free)
     assert RaySession.__new__(RaySession).room_for(cpus, memory) == fit

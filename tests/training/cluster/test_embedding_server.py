@@ -1,4 +1,4 @@
-"""A shard takes every batch once, in order, whoever sends it and however often; here without Ray."""
+"""An embedding server applies every batch once, in order, however often and by which worker it is sent; without Ray."""
 
 from __future__ import annotations
 
@@ -139,7 +139,7 @@ async def open_all(shards: Sequence[EmbeddingServer], token: int, start: int = 0
     return [await shard.open_stream(STREAM, token, start) for shard in shards]
 
 
-async def cut(shards: Sequence[EmbeddingServer], folder: Path, name: str = "cut") -> list[Path]:
+async def snapshot(shards: Sequence[EmbeddingServer], folder: Path, name: str = "snapshot") -> list[Path]:
     paths = [folder / f"{name}-{number}.bin" for number in range(len(shards))]
     for shard, path in zip(shards, paths, strict=True):
         assert await shard.begin_snapshot(path, 1.0)
@@ -156,13 +156,13 @@ def held(paths: Sequence[Path]) -> NDArray[Any]:
 
 def counted(many: Sequence[Rows]) -> dict[int, tuple[int, int]]:
     """What a direct count says."""
-    shows: Counter[int] = Counter()
+    impressions: Counter[int] = Counter()
     clicks: Counter[int] = Counter()
     for rows in many:
         for ids_B in rows.ids_SB:
-            shows.update(ids_B.tolist())
+            impressions.update(ids_B.tolist())
             clicks.update(ids_B[rows.clicks_B == 1].tolist())
-    return {one: (count, clicks[one]) for one, count in shows.items()}
+    return {one: (count, clicks[one]) for one, count in impressions.items()}
 
 
 def counters(paths: Sequence[Path]) -> dict[int, tuple[int, int]]:
@@ -170,7 +170,7 @@ def counters(paths: Sequence[Path]) -> dict[int, tuple[int, int]]:
 
 
 async def turns(count: int = 20) -> None:
-    """Let everybody else go on as far as they can."""
+    """Let all other tasks run as far as they can."""
     for _ in range(count):
         await asyncio.sleep(0)
 
@@ -198,11 +198,11 @@ def test_parts_of_a_batch_are_answered_together_and_applied_as_one(tmp_path: Pat
         assert sum(slot.ids for slot in merge_reports([state.slots for state in states])) == len(
             counted(many)
         )
-        return await cut(shards, folder)
+        return await snapshot(shards, folder)
 
     whole = held(asyncio.run(story(1, tmp_path / "one")))
     parted = held(asyncio.run(story(3, tmp_path / "three")))
-    assert counters(list((tmp_path / "three").glob("cut-*.bin"))) == counted(many)
+    assert counters(list((tmp_path / "three").glob("snapshot-*.bin"))) == counted(many)
     for field in whole.dtype.names or ():
         np.testing.assert_allclose(whole[field], parted[field], rtol=1e-5, atol=1e-6, err_msg=field)
 
@@ -245,7 +245,7 @@ def test_a_repeated_push_or_pull_changes_nothing(tmp_path: Path) -> None:
             assert not np.array_equal(again.rows, reply.rows)  # what the batch taught is in it
         await learn(shards, many[1], 1, 1)
         assert (await shards[0].state()).rows == 24
-        return await cut(shards, tmp_path)
+        return await snapshot(shards, tmp_path)
 
     assert counters(asyncio.run(story())) == counted(many)
 
@@ -267,7 +267,7 @@ def test_fenced_owner_is_refused_and_the_next_one_repeats_its_batch(tmp_path: Pa
         second.close()  # it died here
         ahead = asyncio.gather(*Sender(shards, many[2], 2, 1, 0, 3).pulls())
         await turns()
-        # The next owner has two members. The batch was counted, and learned nowhere.
+        # The next owner has two members. The batch was counted, and applied nowhere.
         assert await open_all(shards, 2) == [(2, 1)] * 2
         with pytest.raises(Fenced, match="belongs to token 2"):
             await ahead
@@ -285,7 +285,7 @@ def test_fenced_owner_is_refused_and_the_next_one_repeats_its_batch(tmp_path: Pa
         for shard in shards:
             with pytest.raises(Fenced, match="is outdated"):
                 await shard.open_stream(STREAM, 1, 0)
-        return await cut(shards, tmp_path)
+        return await snapshot(shards, tmp_path)
 
     assert counters(asyncio.run(story())) == counted(many)
 
@@ -307,7 +307,7 @@ def test_batch_applied_on_only_one_server_is_completed_by_the_next_owner(tmp_pat
         token = 2 if torn else 1
         for sequence in (1, 2):
             await learn(shards, many[sequence], sequence, token)
-        return await cut(shards, folder)
+        return await snapshot(shards, folder)
 
     paths = asyncio.run(story(True, tmp_path / "torn"))
     whole = asyncio.run(story(False, tmp_path / "whole"))
@@ -353,10 +353,8 @@ def test_no_snapshot_while_a_batch_is_in_flight_and_training_continues_while_it_
         await shards[0].unthrottle()
         await shards[0].snapshot_digest()
         assert counters([path]) == counted(many[:1])
-        assert await shards[0].begin_snapshot(
-            tmp_path / "forgotten.bin", 0.01
-        )  # one that nobody will ask for
-        return await cut(shards, tmp_path)
+        assert await shards[0].begin_snapshot(tmp_path / "forgotten.bin", 0.01)  # one that is never awaited
+        return await snapshot(shards, tmp_path)
 
     assert counters(asyncio.run(story())) == counted(many)
 
@@ -372,9 +370,9 @@ def test_snapshot_of_any_number_of_servers_restores_into_any_other(
         await open_all(shards, 1)
         for sequence in (0, 1):
             await learn(shards, many[sequence], sequence, 1, parts=2)
-        first = await cut(shards, tmp_path, "first")
+        first = await snapshot(shards, tmp_path, "first")
         others = shards_in(tmp_path, after, first, rows=120)
-        again = await cut(others, tmp_path, "again")
+        again = await snapshot(others, tmp_path, "again")
         assert held(first).tobytes() == held(again).tobytes()
         states = [await shard.state() for shard in others]
         assert all(state.ids for state in states)  # dealt out, not copied
@@ -383,9 +381,9 @@ def test_snapshot_of_any_number_of_servers_restores_into_any_other(
         for sequence in (2, 3):
             await learn(others, many[sequence], sequence, 5)
         assert [(await shard.state()).rows for shard in others] == [240] * after
-        for sequence in (2, 3):  # where it was cut, it goes on alike
+        for sequence in (2, 3):  # after the snapshot both continue alike
             await learn(shards, many[sequence], sequence, 1)
-        return await cut(others, tmp_path, "last"), await cut(shards, tmp_path, "undisturbed")
+        return await snapshot(others, tmp_path, "last"), await snapshot(shards, tmp_path, "undisturbed")
 
     last, undisturbed = asyncio.run(story())
     assert counters(last) == counted(many)
@@ -399,7 +397,7 @@ def test_eviction_waits_for_the_snapshot_writer_and_reports_counts(tmp_path: Pat
         shards = shards_in(tmp_path)
         await open_all(shards, 1)
         await learn(shards, rows, 0, 1)
-        path = tmp_path / "cut.bin"
+        path = tmp_path / "snapshot.bin"
         assert await shards[0].begin_snapshot(path, 0.01)
         (gone, other) = await shards[0].evict(Eviction(threshold=1e9), 400_000)
         await shards[0].snapshot_digest()
@@ -491,7 +489,7 @@ def test_counters_equal_a_direct_count_after_any_losses_repeats_and_delays(
         for sequence in range(min(applied for _, applied in opened), len(many)):
             await learn(servers, many[sequence], sequence, token + 1, parts=1)
         assert [(await shard.state()).rows for shard in servers] == [48] * shards
-        return await cut(servers, folder)
+        return await snapshot(servers, folder)
 
     assert counters(asyncio.run(story())) == counted(many)
 

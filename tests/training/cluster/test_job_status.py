@@ -1,4 +1,4 @@
-"""A driver, and those who look at it or ask something of it: real processes, real files."""
+"""A driver, and commands that read its status or send it a request: real processes, real files."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def test_other_processes_read_what_the_driver_writes(tmp_path: Path, run: Path) 
         begun = read_status(tmp_path)
         assert begun is not None
         assert (begun["state"], begun["alive"], begun["pid"]) == ("starting", True, os.getpid())
-        events = tuple(Event.now("resize", f"number {n}") for n in range(50))
+        events = tuple(Event("", "resize", f"number {n}") for n in range(50))
         status = JobStatus(
             "running",
             "async",

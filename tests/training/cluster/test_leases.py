@@ -1,4 +1,4 @@
-"""Each unit is finished exactly once, whatever happens to whoever learns it."""
+"""Each unit is finished exactly once, whatever happens to the workers."""
 
 from __future__ import annotations
 
@@ -55,10 +55,10 @@ def test_fence_token_is_above_earlier_leases_and_below_the_next() -> None:
     fence = leases.fence()
     again = granted(leases, "b")
     assert lost.token < fence < again.token < leases.fence()
-    assert not leases.finish(fence, 1.0), "nobody holds it"
+    assert not leases.finish(fence, 1.0), "it has no owner"
     assert leases.finish(again.token, 1.0)
     later = Leases.from_json(units(2), json.loads(json.dumps(leases.to_json())))
-    assert granted(later, "c").token > again.token + 1, "a cut remembers fences too"
+    assert granted(later, "c").token > again.token + 1, "a checkpoint includes fences"
 
 
 def test_next_unit_can_be_prefetched() -> None:
@@ -71,7 +71,7 @@ def test_next_unit_can_be_prefetched() -> None:
     assert other != coming, "another one makes ready for that"
     granted_b = leases.grant("b", 0.0, other.number)
     assert granted_b is not None
-    assert granted_b.unit == other, "who has read a unit gets it"
+    assert granted_b.unit == other, "a worker gets the unit that it has prefetched"
     assert leases.next_unit({coming.number}) is None, "what others have is not to be read"
     leases.release("a")
     assert leases.next_unit(set()) == first.unit
@@ -151,9 +151,9 @@ def test_checkpoint_restores_finished_and_started_units() -> None:
 
 def test_leases_granted_after_the_checkpoint_stay_fenced() -> None:
     leases = Leases(units(2))
-    cut = leases.to_json()
+    checkpoint = leases.to_json()
     late = granted(leases, "a")
-    restored = Leases.from_json(units(2), cut, token=leases.next_token)
+    restored = Leases.from_json(units(2), checkpoint, token=leases.next_token)
     granted(restored, "b")
     assert not restored.finish(late.token, 1.0)
 
@@ -173,7 +173,7 @@ class AnyStory(RuleBasedStateMachine):
     def begin(self, count: int) -> None:
         self.units = units(count)
         self.leases = Leases(self.units, patience_seconds=5.0)
-        self.cut = (self.leases.to_json(), frozenset[int]())
+        self.checkpoint = (self.leases.to_json(), frozenset[int]())
         self.granted: list[WorkLease] = []
         self.owner: dict[int, int] = {}  # the newest token of each unit
         self.finished: list[int] = []
@@ -218,11 +218,11 @@ class AnyStory(RuleBasedStateMachine):
 
     @rule()
     def make_a_cut(self) -> None:
-        self.cut = (json.loads(json.dumps(self.leases.to_json())), frozenset(self.finished))
+        self.checkpoint = (json.loads(json.dumps(self.leases.to_json())), frozenset(self.finished))
 
     @rule()
     def go_back_to_the_cut(self) -> None:
-        document, done = self.cut
+        document, done = self.checkpoint
         self.leases = Leases.from_json(self.units, document, self.leases.next_token, patience_seconds=5.0)
         self.finished = [number for number in self.finished if number in done]
         self.owner = {}
@@ -252,7 +252,7 @@ TestAnyStory = AnyStory.TestCase
     steps=st.lists(st.tuples(st.sampled_from(["a", "b"]), st.integers(0, 6)), max_size=30),
 )
 def test_resume_point_of_a_unit_never_moves_back(steps: list[tuple[str, int]]) -> None:
-    """Of one unit that is told of, and lost, again and again."""
+    """One unit whose lease is reported and lost again and again."""
     leases = Leases(units(1))
     furthest = 0
     for worker, batches in steps:

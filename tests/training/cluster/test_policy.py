@@ -339,7 +339,7 @@ def test_training_that_never_reaches_another_checkpoint_gives_up() -> None:
     assert "training after the checkpoint of step 7 was started 6 times" in decision.reason
     lost = LostProcess("shard", "shard-0", "crashed", "step 100")
     assert isinstance(policy.observe(10.0, Observation(2, 0, lost=(lost,), checkpoint_step=8)), Restart), (
-        "another cut, another budget"
+        "another checkpoint, another budget"
     )
 
 

@@ -1,4 +1,4 @@
-"""Workers sum their vectors as one group; who dies or hangs is noticed, and the rest form a new group and go on."""
+"""Workers sum their vectors as one group; one that dies or hangs is noticed, and the others form a new group."""
 
 from __future__ import annotations
 
@@ -24,18 +24,18 @@ SPAWN = multiprocessing.get_context("spawn")
 
 
 @pytest.fixture
-def meeting() -> Iterator[Rendezvous]:
+def rendezvous() -> Iterator[Rendezvous]:
     one = Rendezvous(HERE)
     yield one
     one.close()
 
 
-def join(meeting: str, generation: int, rank: int, size: int, timeout: float = 30.0) -> ProcessGroup:
-    return ProcessGroup(meeting, generation, rank, size, address=HERE, timeout=timeout)
+def join(rendezvous: str, generation: int, rank: int, size: int, timeout: float = 30.0) -> ProcessGroup:
+    return ProcessGroup(rendezvous, generation, rank, size, address=HERE, timeout=timeout)
 
 
 class Member:
-    """A process that does what it is told over a pipe; a lost peer is an answer, not an end."""
+    """A process that runs the functions sent to it over a pipe; a lost peer is an answer, not an end."""
 
     def __init__(self) -> None:
         self.pipe, other = SPAWN.Pipe()
@@ -80,7 +80,7 @@ def members(count: int) -> Iterator[list[Member]]:
             member.pipe.close()
 
 
-# ── what members are told ──────────────────────────────────────────────────────────────────────
+# ── functions for members ──────────────────────────────────────────────────────────────────────
 
 
 def held() -> tuple[int, ...]:
@@ -100,7 +100,7 @@ def sum_once(state: dict[str, Any], seed: int, size: int) -> bytes:
 
 
 def sum_until_lost(state: dict[str, Any], size: int) -> tuple[str, int]:
-    """Sums again and again; says how often, once a peer is lost."""
+    """Sum again and again; returns the error and how often, once a peer is lost."""
     vector = np.ones(size, np.float32)
     for number in range(10**9):
         try:
@@ -116,11 +116,11 @@ def share(state: dict[str, Any], data: bytes | None, source: int) -> bytes:
     return bytes(state["group"].broadcast(data, source))
 
 
-def reform(state: dict[str, Any], meeting: str, rank: int, size: int, times: int) -> list[tuple[int, int]]:
-    """Sockets and threads of the process after each of so many groups."""
+def reform(state: dict[str, Any], rendezvous: str, rank: int, size: int, times: int) -> list[tuple[int, int]]:
+    """Sockets and threads of the process after each group."""
     found = []
     for generation in range(times):
-        group = join(meeting, generation, rank, size)
+        group = join(rendezvous, generation, rank, size)
         vector = np.full(10, 1.0, np.float32)
         group.all_reduce(vector)
         assert vector.tolist() == [size] * 10
@@ -139,9 +139,11 @@ def ask_all(all_of_them: list[Member], act: Callable[..., Any], *arguments: obje
     return ask(all_of_them, act, *[arguments] * len(all_of_them))
 
 
-def form_all(all_of_them: list[Member], meeting: Rendezvous, generation: int, timeout: float = 30.0) -> None:
+def form_all(
+    all_of_them: list[Member], rendezvous: Rendezvous, generation: int, timeout: float = 30.0
+) -> None:
     size = len(all_of_them)
-    places = [(meeting.name, generation, rank, size, timeout) for rank in range(size)]
+    places = [(rendezvous.name, generation, rank, size, timeout) for rank in range(size)]
     assert ask(all_of_them, form, *places) == ["formed"] * size
 
 
@@ -158,9 +160,9 @@ def test_a_group_of_one_needs_no_network():
 
 
 @pytest.mark.slow
-def test_ranks_get_the_same_sum_and_broadcast(meeting):
+def test_ranks_get_the_same_sum_and_broadcast(rendezvous):
     with members(3) as three:
-        form_all(three, meeting, 0)
+        form_all(three, rendezvous, 0)
         sums = ask(three, sum_once, *[(seed, 100_003) for seed in range(3)])
         assert sums[0] == sums[1] == sums[2]
         expected = sum(np.random.default_rng(seed).normal(size=100_003) for seed in range(3))
@@ -172,9 +174,9 @@ def test_ranks_get_the_same_sum_and_broadcast(meeting):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("victim", [0, 1, 3])
-def test_killed_rank_is_noticed_at_once_and_the_others_form_a_new_group(meeting, victim):
+def test_killed_rank_is_noticed_at_once_and_the_others_form_a_new_group(rendezvous, victim):
     with members(4) as four:
-        form_all(four, meeting, 0, timeout=60.0)
+        form_all(four, rendezvous, 0, timeout=60.0)
         for member in four:
             member.tell(sum_until_lost, 50_000)
         assert not four[victim].pipe.poll(0.5)  # they are in the middle of it
@@ -186,16 +188,16 @@ def test_killed_rank_is_noticed_at_once_and_the_others_form_a_new_group(meeting,
             assert "lost a peer of generation 0" in reason
             assert times > 0
         assert time.monotonic() - began < 30  # far below the timeout
-        form_all(rest, meeting, 1)
+        form_all(rest, rendezvous, 1)
         vectors = [np.frombuffer(one, np.float32) for one in ask_all(rest, sum_once, 7, 10)]
         once = np.random.default_rng(7).normal(size=10).astype(np.float32)
         assert all(np.allclose(vector, 3 * once) for vector in vectors)
 
 
 @pytest.mark.slow
-def test_hanging_rank_is_lost_after_the_timeout_and_finds_no_group(meeting):
+def test_hanging_rank_is_lost_after_the_timeout_and_finds_no_group(rendezvous):
     with members(3) as three:
-        form_all(three, meeting, 0, timeout=2.0)
+        form_all(three, rendezvous, 0, timeout=2.0)
         for member in three:
             member.tell(sum_until_lost, 1000)
         assert not three[2].pipe.poll(0.3)
@@ -204,21 +206,21 @@ def test_hanging_rank_is_lost_after_the_timeout_and_finds_no_group(meeting):
         for member in three[:2]:
             assert "lost a peer" in member.answer(30.0)[0]
         assert 1.0 < time.monotonic() - began < 20
-        form_all(three[:2], meeting, 1)
+        form_all(three[:2], rendezvous, 1)
         three[2].signal(signal.SIGCONT)
         assert "lost a peer" in three[2].answer(30.0)[0]
         assert len(set(ask_all(three[:2], sum_once, 1, 10))) == 1
 
 
 @pytest.mark.slow
-def test_latecomer_of_a_generation_never_joins_the_next(meeting):
+def test_latecomer_of_a_generation_never_joins_the_next(rendezvous):
     with members(3) as three:
         early, late = three[:2], three[2]
         for rank, member in enumerate(early):
-            member.tell(form, meeting.name, 0, rank, 3, 1.0)
+            member.tell(form, rendezvous.name, 0, rank, 3, 1.0)
         assert [member.answer()[0] for member in early] == ["lost", "lost"]
-        form_all(early, meeting, 1)
-        late.tell(form, meeting.name, 0, 2, 3, 2.0)
+        form_all(early, rendezvous, 1)
+        late.tell(form, rendezvous.name, 0, 2, 3, 2.0)
         sums = ask_all(early, sum_once, 3, 10)
         assert late.answer()[0] == "lost"
         once = np.random.default_rng(3).normal(size=10).astype(np.float32)
@@ -227,33 +229,46 @@ def test_latecomer_of_a_generation_never_joins_the_next(meeting):
 
 
 @pytest.mark.slow
-def test_fifty_consecutive_groups_leak_nothing(meeting):
+def test_fifty_consecutive_groups_leak_nothing(rendezvous):
     with members(2) as two:
-        for found in ask(two, reform, (meeting.name, 0, 2, 50), (meeting.name, 1, 2, 50)):
+        for found in ask(two, reform, (rendezvous.name, 0, 2, 50), (rendezvous.name, 1, 2, 50)):
             assert found[-1] == found[4]
 
 
-def test_groups_that_fail_to_form_leak_nothing(meeting):
+def test_groups_that_fail_to_form_leak_nothing(rendezvous):
     def fail(generation: int) -> None:
         with pytest.raises(PeerLost, match="rank 0 of 2 lost a peer"):
-            join(meeting.name, generation, 0, 2, timeout=0.1)
+            join(rendezvous.name, generation, 0, 2, timeout=0.1)
 
     for generation in range(3):
         fail(generation)
     before = held()
     for generation in range(3, 13):
         fail(generation)
-    deadline = (
-        time.monotonic() + 20
-    )  # the meeting point, in this process too, closes its end when it gets to it
+    deadline = time.monotonic() + 20  # the store, in this process too, closes its end a little later
     while held() > before and time.monotonic() < deadline:
         time.sleep(0.01)
     assert held() <= before
 
 
-def test_empty_rendezvous_is_a_lost_peer():
+def test_missing_rendezvous_is_a_lost_peer_within_the_timeout():
+    """A TCPStore retries once, for its whole timeout: twice as long as the driver waits for a worker."""
+    began = time.monotonic()
     with pytest.raises(PeerLost):
-        join("127.0.0.1:1", 0, 0, 2, timeout=0.5)
+        join("127.0.0.1:1", 0, 0, 2, timeout=4.0)
+    assert time.monotonic() - began < 6.0
+
+
+def test_closing_the_rendezvous_wakes_a_rank_that_waits_there(rendezvous):
+    began = time.monotonic()
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(join, rendezvous.name, 0, 0, 2, timeout=60.0)
+        time.sleep(0.5)
+        assert not waiting.done()
+        rendezvous.close()
+        with pytest.raises(PeerLost, match="rank 0 of 2 lost a peer"):
+            waiting.result(30.0)
+    assert time.monotonic() - began < 30.0
 
 
 def in_threads(act: Callable[[int], Any]) -> list[Any]:
@@ -274,18 +289,18 @@ def listening() -> set[str]:
 
 def test_rendezvous_listens_only_on_the_given_address():
     before = listening()
-    meeting = Rendezvous("127.0.0.2")
+    rendezvous = Rendezvous("127.0.0.2")
     groups = in_threads(
-        lambda r: ProcessGroup(meeting.name, 0, r, 2, address=f"127.0.0.{3 + r}", timeout=30.0)
+        lambda r: ProcessGroup(rendezvous.name, 0, r, 2, address=f"127.0.0.{3 + r}", timeout=30.0)
     )
     assert listening() - before == {"127.0.0.2", "127.0.0.3", "127.0.0.4"}
-    for one in (meeting, *groups):
+    for one in (rendezvous, *groups):
         one.close()
 
 
-def test_group_survives_its_rendezvous_and_a_closed_group_raises(meeting):
-    first, second = groups = in_threads(lambda rank: join(meeting.name, 0, rank, 2))
-    meeting.close()
+def test_group_survives_its_rendezvous_and_a_closed_group_raises(rendezvous):
+    first, second = groups = in_threads(lambda rank: join(rendezvous.name, 0, rank, 2))
+    rendezvous.close()
     vectors = [np.ones(4, np.float32) for _ in range(2)]
     in_threads(lambda rank: groups[rank].all_reduce(vectors[rank]))
     assert [vector.tolist() for vector in vectors] == [[2.0] * 4] * 2

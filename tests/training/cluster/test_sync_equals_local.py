@@ -192,14 +192,13 @@ def test_two_async_workers_reach_the_auc_of_sync(
     Local mode itself comes to an AUC that differs by 0.001 (one standard deviation) from seed to seed, so each async
     run is compared with the local one of its seed, and the mean of two seeds is judged: how much one pair differs by
     chance (rows come in another order), and how we know, is in docs/cluster.md."""
-    import ray
 
     folder = prepared(tmp_path_factory.mktemp("async"), 500_000, "1MiB", of_preset=True)
     begun: list[tuple[str, int]] = []
     grant = AsyncEpoch._grant
 
     def noted(self: AsyncEpoch, member: WorkerHandle, lease: WorkLease) -> None:
-        begun.append((member.name, ray.get(self._group.dense_server.step.remote())))
+        begun.append((member.name, self._group.actors.dense_step()))
         grant(self, member, lease)
 
     monkeypatch.setattr(AsyncEpoch, "_grant", noted)

@@ -1,4 +1,4 @@
-"""The units of an epoch: all row groups once, the windows of local training, whoever learns them."""
+"""The units of an epoch: all row groups once, the windows of local training, whichever worker trains them."""
 
 from __future__ import annotations
 

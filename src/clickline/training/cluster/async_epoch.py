@@ -66,9 +66,9 @@ class AsyncEpoch:
             polled = group.monitor.poll(group, step, LeaseCounts(leases.todo, len(leases.open), leases.done))
             if pausing and not self._tasks:
                 if pausing == "evict" and not self._partial:
-                    group.evict_crowded()
+                    group.actors.evict_crowded()
                 elif not self._partial:
-                    [step] = group.actor_results([group.dense_server.step.remote()])
+                    step = group.actors.dense_step()
                     on_step(step)
                     yield PausePoint(start, leases.to_json())
                 pausing = ""
@@ -83,7 +83,7 @@ class AsyncEpoch:
         self._stop_late()
         if pausing:  # the last units were finished in the meantime
             self._call_all("resume")
-        [step] = group.actor_results([group.dense_server.step.remote()])
+        step = group.actors.dense_step()
         on_step(step)
 
     def _stop_late(self) -> None:
@@ -109,7 +109,7 @@ class AsyncEpoch:
             if worker.lease is None and worker.name not in self._leaving
         ]
         if idle and self._max_concurrent < len(group.workers):
-            [step] = group.actor_results([group.dense_server.step.remote()])
+            step = group.actors.dense_step()
             self._max_concurrent = max_concurrent(step, now - self._began)
         for worker in idle:
             if len(self.leases.open) >= self._max_concurrent:
@@ -122,7 +122,7 @@ class AsyncEpoch:
 
     def _grant(self, worker: WorkerHandle, lease: WorkLease) -> None:
         """Lease a unit to a worker; from now on messages from any other worker about it are refused."""
-        from clickline.training.cluster.worker import LeasedUnit
+        from clickline.training.cluster.async_worker import LeasedUnit
 
         group, stream = self._group, _stream(lease.unit)
         if lease.taken_from is not None:
@@ -131,13 +131,7 @@ class AsyncEpoch:
                 f"reassigned unit {lease.unit.number} from {lease.taken_from}, a straggler, to {worker.name}",
             )
             self._partial.add(lease.unit.number)
-        opened = group.actor_results(
-            [
-                role.open_stream.remote(stream, lease.token, lease.start_batch)
-                for role in [*group.embedding_servers, group.dense_server]
-            ]
-        )
-        first_batch = min([*(applied for _, applied in opened[:-1]), opened[-1]])
+        first_batch = group.actors.open_stream(stream, lease.token, lease.start_batch)
         worker.lease = lease
         leased = LeasedUnit(stream, lease.token, lease.unit.epoch, lease.unit.number, first_batch)
         self._tasks[worker.actor.run_unit.remote(leased)] = worker
@@ -182,13 +176,7 @@ class AsyncEpoch:
                 self._return_units(worker.name)
             elif leases.finish(lease.token, time.monotonic()):
                 self._partial.discard(number)
-                stream = _stream(lease.unit)
-                group.actor_results(
-                    [
-                        role.close_stream.remote(stream)
-                        for role in [*group.embedding_servers, group.dense_server]
-                    ]
-                )
+                group.actors.close_stream(_stream(lease.unit))
             if worker.name in self._leaving:
                 self._leaving.discard(worker.name)
                 group.stop_worker(worker)
@@ -220,10 +208,8 @@ class AsyncEpoch:
     def _return_units(self, worker: str) -> None:
         """Return the units of a worker to the queue. Their streams have no owner until they are leased again: otherwise
         the other workers would wait for their next batch, bounded by staleness, and none would be free to take them."""
-        group = self._group
         for unit in self.leases.release(worker):
-            token, actors = self.leases.fence(), [*group.embedding_servers, group.dense_server]
-            group.actor_results([role.open_stream.remote(_stream(unit), token, 0) for role in actors])
+            self._group.actors.open_stream(_stream(unit), self.leases.fence(), 0)
 
     # ── workers ────────────────────────────────────────────────────────────────────────────────
 

@@ -3,17 +3,29 @@
 Each stream computes on some version of the weights, its base. Staleness is bounded: a push waits while applying it
 would make a slower stream too stale. The slowest stream never waits, so there is always progress.
 
-The class knows nothing of Ray except that its methods run in one event loop; `DenseActor` makes an actor of it.
+The class knows nothing of Ray except that its methods run in one event loop; the driver runs it as an async actor.
 """
 
 from __future__ import annotations
 
 import asyncio
+import os
+import socket
+from collections.abc import Callable, Mapping
+from contextlib import closing
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from clickline.artifacts.dataset import Dataset
 from clickline.errors import ClusterError
+from clickline.machine import resident_bytes
+from clickline.models.model import DenseModel
+from clickline.models.model_plan import ModelPlan
+from clickline.storage.storage import Storage
+from clickline.training.cluster.role_log import RoleLog
 from clickline.training.cluster.streams import BatchStream, BatchStreams
 from clickline.training.dense_optimizer import DenseOptimizer
 
@@ -21,21 +33,30 @@ from clickline.training.dense_optimizer import DenseOptimizer
 class DenseParameterServer:
     """Holds network and optimizer; every batch of every stream is applied once. `max_staleness` is how many steps of
     others a gradient may be behind (with more streams than that, the number of the others); `scale_lr` multiplies the
-    step of a gradient that is n behind by 1 / (1 + n)."""
+    step of a gradient that is n behind by 1 / (1 + n). `build` makes the optimizer in the process of the server."""
 
-    def __init__(self, dense: DenseOptimizer, max_staleness: int, scale_lr: bool, rows: int = 0) -> None:
-        self.dense = dense
-        self.rows = rows  # trained, each counted once
+    def __init__(
+        self, build: Callable[[], DenseOptimizer], max_staleness: int, scale_lr: bool, log: Path
+    ) -> None:
+        self._dense = build()
         self._max_staleness = max_staleness
         self._scale_lr = scale_lr
         self._streams = BatchStreams()
         self._bases: dict[int, int] = {}  # by active stream
         self._changed = asyncio.Event()
+        with closing(RoleLog(log)) as lines:
+            lines.write(f"network at step {self.step()}, process {os.getpid()}")
 
-    @property
-    def version(self) -> int:
-        """Version of the weights: the number of steps taken."""
-        return self.dense.step
+    def step(self) -> int:
+        """The number of steps taken, which is the version of the weights."""
+        return self._dense.step
+
+    def state(self) -> dict[str, NDArray[Any]]:
+        return self._dense.state()
+
+    def host_and_memory(self) -> tuple[str, int]:
+        """Its host name, and its memory in bytes."""
+        return socket.gethostname(), resident_bytes()
 
     def open_stream(self, stream: int, token: int, start: int) -> int:
         """Give a stream to a new owner; returns how many of its batches were applied. No stream waits for the previous
@@ -64,7 +85,6 @@ class DenseParameterServer:
         gradient: NDArray[np.float32],
         total: float,
         version: int,
-        rows: int,
     ) -> tuple[NDArray[np.float32], int]:
         """Apply the gradient of batch `sequence`, computed on the weights of `version`; returns fresh weights. A
         repeated push changes nothing."""
@@ -77,8 +97,7 @@ class DenseParameterServer:
         while self._next(stream, token, sequence):
             self._bases[stream] = version
             if self._within_staleness(stream):
-                self._apply(self._streams.owned_by(stream, token), gradient, total, self.version - version)
-                self.rows += rows
+                self._apply(self._streams.owned_by(stream, token), gradient, total, self.step() - version)
                 break
             await self._changed.wait()
         return self._fresh_weights(stream)
@@ -97,19 +116,29 @@ class DenseParameterServer:
         if not others or self._bases[stream] <= others[0]:
             return True
         return all(
-            self.version + place - base <= self._max_staleness for place, base in enumerate(others, start=1)
+            self.step() + place - base <= self._max_staleness for place, base in enumerate(others, start=1)
         )
 
     def _apply(self, stream: BatchStream, gradient: NDArray[np.float32], total: float, behind: int) -> None:
-        self.dense.update(gradient, total, 1 / (1 + behind) if self._scale_lr else 1.0)
+        self._dense.update(gradient, total, 1 / (1 + behind) if self._scale_lr else 1.0)
         stream.counted = stream.applied = stream.applied + 1
 
     def _fresh_weights(self, stream: int) -> tuple[NDArray[np.float32], int]:
-        self._bases[stream] = self.version
+        self._bases[stream] = self.step()
         self._notify()
-        return self.dense.weights(), self.version
+        return self._dense.weights(), self.step()
 
     def _notify(self) -> None:
         """Wake all waiting pushes to check again."""
         self._changed.set()
         self._changed = asyncio.Event()
+
+
+def restore_dense(
+    dataset: str, plan: ModelPlan, model_file: Path | None, state: Mapping[str, NDArray[Any]], step: int
+) -> DenseOptimizer:
+    """The network and optimizer of a plan, with a state that a run begins with."""
+    model = DenseModel.build(Dataset.open(Storage(), dataset).features, plan, 1, model_file)
+    dense = DenseOptimizer(model.network, plan, model.custom)
+    dense.load_state(state, step=step)
+    return dense

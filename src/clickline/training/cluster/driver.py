@@ -32,9 +32,10 @@ from clickline.training.cluster.embedding_server import EmbeddingServerState, me
 from clickline.training.cluster.job import PausePoint, StateLost, TrainingJob
 from clickline.training.cluster.job_status import JobMetrics
 from clickline.training.cluster.monitor import ACTOR_SECONDS, Monitor
+from clickline.training.cluster.stateful_actors import WORK_SECONDS
 from clickline.training.cluster.sync_epoch import SyncEpoch
 from clickline.training.cluster.work_units import units_of
-from clickline.training.cluster.worker_group import WORK_SECONDS, WorkerFailed, WorkerGroup, WorkerHandle
+from clickline.training.cluster.worker_group import WorkerFailed, WorkerGroup, WorkerHandle
 
 _SCORE_SECONDS = 600.0
 _LOOK_SECONDS = 1.0  # between two checks that the embedding servers that write are alive
@@ -71,7 +72,7 @@ class Driver:
         self._monitor.write(state, message=message)
         self._monitor.log.close()
         self._group.stop_all()
-        self._group.close()
+        self._group.connection.close()
 
     def summary(self) -> str:
         """All processes in one line."""
@@ -122,8 +123,9 @@ class Driver:
     def dense_state(self) -> dict[str, NDArray[Any]]:
         """Network and optimizer state, while no batch is in flight."""
         group = self._group
-        if group.dense_server is not None:
-            state: dict[str, NDArray[Any]] = group.actor_results([group.dense_server.state.remote()])[0]
+        if not self._job.sync:
+            state: dict[str, NDArray[Any]]
+            [state] = group.actors.results([group.actors.dense_server.state.remote()])
             return state
         if self._unloaded:
             return dict(self._dense)
@@ -135,7 +137,9 @@ class Driver:
             if step == self.step:  # not a worker that joined after the epoch ended
                 return dict(state)
         group.handle_losses()
-        raise StateLost("no worker is left that has the network, so everything goes back to the last cut")
+        raise StateLost(
+            "no worker is left that has the network, so training rolls back to the last checkpoint"
+        )
 
     def hourly_counts(self) -> list[HourlyCounts]:
         """Prediction counts of rows before they were trained on, since the last call; without those of lost workers."""
@@ -150,8 +154,8 @@ class Driver:
     def begin_snapshots(self, folder: Path, share: float) -> dict[str, Any]:
         """Let every embedding server snapshot its tables now and begin writing; by file name, the ref of its digest."""
         names = part_names(self._job.shards)
-        shards = self._group.embedding_servers
-        started = self._group.actor_results(
+        shards = self._group.actors.embedding_servers
+        started = self._group.actors.results(
             [
                 shard.begin_snapshot.remote(folder / name, share)
                 for shard, name in zip(shards, names, strict=True)
@@ -168,11 +172,11 @@ class Driver:
         import ray
         from ray.exceptions import RayError, RayTaskError
 
-        writing, shards = list(parts.values()), self._group.embedding_servers
+        writing, shards = list(parts.values()), self._group.actors.embedding_servers
         until = time.monotonic() + WORK_SECONDS
         try:
             while ray.wait(writing, num_returns=len(writing), timeout=_LOOK_SECONDS)[1]:
-                self._group.check_cluster()
+                self._group.connection.check()
                 ray.get([shard.state.remote() for shard in shards], timeout=ACTOR_SECONDS)
                 if time.monotonic() > until:
                     raise StateLost(
@@ -190,22 +194,19 @@ class Driver:
     # ── between epochs ─────────────────────────────────────────────────────────────────────────
 
     def shard_states(self) -> list[EmbeddingServerState]:
-        shard_states: list[EmbeddingServerState] = self._group.actor_results(
-            [shard.state.remote() for shard in self._group.embedding_servers]
-        )
-        return shard_states
+        return self._group.actors.states()
 
     def slots(self) -> tuple[SlotReport, ...]:
         return merge_reports([state.slots for state in self.shard_states()])
 
     def decay(self, rate: float) -> None:
-        self._group.actor_results(
-            [shard.decay.remote(rate) for shard in self._group.embedding_servers], WORK_SECONDS
+        self._group.actors.results(
+            [shard.decay.remote(rate) for shard in self._group.actors.embedding_servers], WORK_SECONDS
         )
 
     def evict(self, rule: Eviction, now_hour: int) -> tuple[SlotReport, ...]:
-        shards = self._group.embedding_servers
-        evicted = self._group.actor_results(
+        shards = self._group.actors.embedding_servers
+        evicted = self._group.actors.results(
             [shard.evict.remote(rule, now_hour) for shard in shards], WORK_SECONDS
         )
         return merge_reports(evicted)

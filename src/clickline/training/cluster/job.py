@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,6 +10,7 @@ from typing import Any, NamedTuple
 
 from clickline.artifacts.checkpoint import Position
 from clickline.embedding import Eviction
+from clickline.machine import cores
 from clickline.models.model_plan import ModelPlan
 from clickline.training.cluster.policy import PolicyRules
 
@@ -42,6 +44,11 @@ class TrainingJob:
     def threads(self) -> int:
         """Threads of one worker."""
         return max(1, int(self.worker_cpus))
+
+    def logical_cpus(self) -> int:
+        """CPUs that an embedded cluster declares: enough for all workers that may start, and at least all cores."""
+        max_workers = max(self.rules.min, self.rules.max or 0)
+        return max(cores(), math.ceil(max_workers * self.worker_cpus + self.shards * self.shard_cpus))
 
 
 class PausePoint(NamedTuple):

@@ -91,10 +91,6 @@ class Event:
     decision: str  # resize, restart, …
     reason: str
 
-    @classmethod
-    def now(cls, decision: str, reason: str) -> Event:
-        return cls(_now(), decision, reason)
-
 
 @dataclass(frozen=True)
 class JobStatus:
@@ -145,7 +141,7 @@ def write_status(run: Path, status: JobStatus) -> None:
         "run": run.name,
         "pid": os.getpid(),
         "host": socket.gethostname(),
-        "updated_at": _now(),
+        "updated_at": timestamp(),
     }
     hidden = run / "cluster" / ".status.json.new"  # only the lock holder writes here
     with suppress(OSError):
@@ -214,7 +210,7 @@ def request_workers(home: Path, workers: int) -> dict[str, Any]:
             f"run {status['run']} was started with train.workers.max {max_workers}, and {workers} were requested. "
             f"Request at most {max_workers}, or restart the run with a higher limit: it resumes where it was."
         )
-    request = {"workers": workers, "at": _now()}
+    request = {"workers": workers, "at": timestamp()}
     put_atomically(Path(status["folder"], "cluster", "scale.json"), json.dumps(request).encode())
     return status
 
@@ -237,5 +233,6 @@ def _document(path: Path) -> dict[str, Any]:
     return document if isinstance(document, dict) else {}
 
 
-def _now() -> str:
+def timestamp() -> str:
+    """The current time as the files have it."""
     return datetime.now(UTC).isoformat(timespec="milliseconds")

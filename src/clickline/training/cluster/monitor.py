@@ -6,7 +6,6 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Literal
 
 from clickline.errors import ClusterError
@@ -22,6 +21,7 @@ from clickline.training.cluster.job_status import (
     ServerStatus,
     WorkerStatus,
     logs_folder,
+    timestamp,
     write_status,
 )
 from clickline.training.cluster.policy import Evict, GiveUp, MemoryUse, decide_memory
@@ -129,7 +129,7 @@ class Monitor:
             if missing and now - self._polled_at < _LATE_SECONDS:
                 return False
             self._collect(group, names, refs, set(ready), now - self._polled_at)
-        group.check_cluster()
+        group.connection.check()
         started = group.started_workers()
         self._hosts = {worker.name: worker.host for worker in group.workers.values()}
         self._reports = {name: report for name, report in self._reports.items() if name in group.workers}
@@ -137,12 +137,12 @@ class Monitor:
             [worker.name for worker in started],
             [
                 *(worker.actor.report.remote() for worker in started),
-                *(shard.state.remote() for shard in group.embedding_servers),
-                *([group.dense_server.host_and_memory.remote()] if group.dense_server is not None else []),
+                *(shard.state.remote() for shard in group.actors.embedding_servers),
+                *([] if self._job.sync else [group.actors.dense_server.host_and_memory.remote()]),
             ],
         )
         self._polled_at = now
-        self._check_memory(group.shard_limit)
+        self._check_memory(group.actors.memory_limit)
         self._status = replace(self._status, leases=leases)
         self._report_metrics(group, step)
         return True
@@ -151,7 +151,7 @@ class Monitor:
         """Poll all processes once more at the end of an epoch and wait, so that the last report is the final state."""
         from clickline.training.cluster.worker_group import WorkerFailed
 
-        self.shards = tuple(group.actor_results([shard.state.remote() for shard in group.embedding_servers]))
+        self.shards = tuple(group.actors.states())
         for worker in group.started_workers():
             with suppress(WorkerFailed):  # the next caller that needs this worker handles the loss
                 self._reports[worker.name] = group.worker_result(worker, worker.actor.report.remote())
@@ -169,7 +169,7 @@ class Monitor:
         )
         self._status = replace(self._status, figures=metrics)
         self._report(metrics)
-        self.write("running", group.shard_limit)
+        self.write("running", group.actors.memory_limit)
 
     def _collect(
         self, group: WorkerGroup, names: list[str], refs: list[Any], ready: set[Any], seconds: float
@@ -197,7 +197,7 @@ class Monitor:
         answered = ready.issuperset(actors)
         self._actors_silent_for = 0.0 if answered else self._actors_silent_for + seconds
         if answered or self._actors_silent_for > ACTOR_SECONDS:
-            results = group.actor_results(actors, 1.0)
+            results = group.actors.results(actors, 1.0)
             self.shards = tuple(results[: self._job.shards])
             if not self._job.sync:
                 host, memory = results[-1]
@@ -231,7 +231,9 @@ class Monitor:
         """Report a decision on the progress line, in the log and in the status."""
         self._progress.log(f"cluster: {reason}")
         self.log.write(f"{decision}: {reason}")
-        self._status = replace(self._status, events=(*self._status.events, Event.now(decision, reason))[-20:])
+        self._status = replace(
+            self._status, events=(*self._status.events, Event(timestamp(), decision, reason))
+        )
 
     def announce_waiting(self, reason: str) -> None:
         """Report what the job waits for."""
@@ -240,8 +242,8 @@ class Monitor:
             self.write("waiting", message=reason)
 
     def checkpoint_written(self, step: int, seconds: float, stalled: float) -> None:
-        at = datetime.now(UTC).isoformat(timespec="milliseconds")
-        self._status = replace(self._status, last_cut=CheckpointStatus(step, at, seconds, stalled))
+        written = CheckpointStatus(step, timestamp(), seconds, stalled)
+        self._status = replace(self._status, last_cut=written)
         self.log.write(
             f"checkpoint of step {step}: written in {seconds:.2f} s, training stalled for {stalled:.3f} s"
         )

@@ -1,8 +1,9 @@
 """The process group of the sync workers, for all-reduce and broadcast: gloo, without torch.distributed's global state.
 
-The ranks find each other at a rendezvous, which is needed only until they are connected. When workers join or leave, a
-new group of a higher generation is formed in the same processes. A rank that loses another closes its group at once:
-its connections break, so that no rank is left waiting for one that has given up.
+The ranks find each other at a rendezvous, which is needed only until they are connected. The driver hosts it, so that
+no worker's death takes it away. When workers join or leave, a new group of a higher generation is formed in the same
+processes. A rank that loses another closes its group at once: its connections break, so that no rank is left waiting
+for one that has given up.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ class Rendezvous:
         self.name = f"{address}:{self.port}"
 
     def close(self) -> None:
-        """Close the store: no new group can form here; existing groups are not affected."""
+        """Close the store: ranks that wait here get PeerLost at once; existing groups are not affected."""
         self._store = None
 
 
@@ -90,7 +91,9 @@ class ProcessGroup:
 
     def _form(self, rendezvous: str, address: str, timeout: timedelta) -> None:
         host, _, port = rendezvous.rpartition(":")
-        store = dist.TCPStore(host, int(port), is_master=False, timeout=timeout)
+        # A store that is gone is tried twice, each time for the whole timeout (measured with PyTorch 2.13).
+        store = dist.TCPStore(host, int(port), is_master=False, timeout=timeout / 2)
+        store.set_timeout(timeout)
         options = dist.ProcessGroupGloo._Options()
         options._timeout = timeout
         options._threads = 1

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import closing
 from typing import Any
 
 from clickline.artifacts.checkpoint import Position
@@ -12,6 +13,7 @@ from clickline.errors import ClicklineError, ClusterError
 from clickline.training.cluster.job import PausePoint, StateLost
 from clickline.training.cluster.monitor import READ_SECONDS
 from clickline.training.cluster.policy import Resize
+from clickline.training.cluster.process_group import Rendezvous
 from clickline.training.cluster.worker_group import WorkerFailed, WorkerGroup, WorkerHandle
 
 _TICK_SECONDS = 0.2
@@ -65,7 +67,7 @@ class SyncEpoch:
                 if pausing == "checkpoint":
                     yield PausePoint(position, None)
                 elif pausing == "evict":
-                    group.evict_crowded()
+                    group.actors.evict_crowded()
                 else:
                     for worker in self._leaving:
                         group.stop_worker(worker)
@@ -81,34 +83,41 @@ class SyncEpoch:
     ) -> tuple[Position, int]:
         """Form one process group of all workers; the position and step it begins with. A batch that was only partly
         applied is repeated."""
+        import ray
+
         group = self._group
-        applied = [applied_batches for _, applied_batches in self._fence(step)]
-        first = team[0]
+        applied = self._fence(step)
         names = {worker.name for worker in team}
         if not self._have_network:
-            load(first)
+            load(team[0])
         elif self._have_network.isdisjoint(names):  # they joined too late to receive it from the others
-            raise StateLost("no worker is left that has the network, so everything goes back to the last cut")
+            raise StateLost(
+                "no worker is left that has the network, so training rolls back to the last checkpoint"
+            )
         steps: list[int] = [group.worker_result(worker, worker.actor.step.remote()) for worker in team]
         source = max(range(len(team)), key=steps.__getitem__)  # has the newest network
-        first_step = min([*applied, steps[source]])
+        first_step = min(applied, steps[source])
         if first_step != step:
             position = self._position_of(first_step, team)
-        rendezvous = group.worker_result(first, first.actor.open_rendezvous.remote()) if len(team) > 1 else ""
         peers = [worker.actor for worker in team]
-        joins = [
-            worker.actor.join_group.remote(self._generation, rank, peers, rendezvous, source, position)
-            for rank, worker in enumerate(team)
-        ]
-        self._await_joined(team, joins)
+        with closing(Rendezvous(ray.util.get_node_ip_address())) as rendezvous:  # type: ignore[no-untyped-call]
+            joins = [
+                worker.actor.join_group.remote(
+                    self._generation, rank, peers, rendezvous.name, source, position
+                )
+                for rank, worker in enumerate(team)
+            ]
+            self._await_joined(team, joins, rendezvous)
         self._have_network = names
         ranks = ", ".join(worker.name for worker in team)
         group.monitor.log.write(f"generation {self._generation}: {ranks} from step {first_step}, {position}")
         return position, first_step
 
-    def _await_joined(self, team: Sequence[WorkerHandle], joins: Sequence[Any]) -> None:
-        """Wait until all workers have joined. If one is lost, the others fail or time out; each result is collected, so
-        that the remaining workers are known."""
+    def _await_joined(
+        self, team: Sequence[WorkerHandle], joins: Sequence[Any], rendezvous: Rendezvous
+    ) -> None:
+        """Wait until all workers have joined. If one is lost, the rendezvous is closed, so that the others fail at
+        once; each result is collected, so that the remaining workers are known."""
         group, problem, lost = self._group, "", False
         for worker, joined in zip(team, joins, strict=True):
             try:
@@ -117,6 +126,8 @@ class SyncEpoch:
                 )
             except WorkerFailed:
                 lost = True
+            if problem or lost:
+                rendezvous.close()
         if not problem and not lost:
             self._failed_attempts = 0
             return
@@ -130,15 +141,12 @@ class SyncEpoch:
             )
         raise WorkerFailed("the group")
 
-    def _fence(self, step: int) -> list[tuple[int, int]]:
-        """Fence the previous owner of the stream; (counted, applied) batches of each embedding server."""
-        from clickline.training.cluster.worker import SYNC_STREAM
+    def _fence(self, step: int) -> int:
+        """Fence the previous owner of the stream; how many batches all embedding servers have applied."""
+        from clickline.training.cluster.sync_worker import SYNC_STREAM
 
         self._generation += 1
-        shards = self._group.embedding_servers
-        return self._group.actor_results(
-            [shard.open_stream.remote(SYNC_STREAM, self._generation, step) for shard in shards]
-        )
+        return self._group.actors.open_stream(SYNC_STREAM, self._generation, step)
 
     def _run_group(
         self, team: Sequence[WorkerHandle], step: int, checkpoint_due: Callable[[int], bool]
