@@ -32,7 +32,7 @@ from clickline.artifacts.checkpoint import (
 from clickline.artifacts.dataset import DATASET_FORMAT, Dataset, current_id
 from clickline.artifacts.diff import differences, summary
 from clickline.artifacts.registry import Registry
-from clickline.artifacts.version import Version
+from clickline.artifacts.version import Version, VersionManifest
 from clickline.embedding.serving import PartShape, ServingTable
 from clickline.errors import ArtifactError, RequestRefused, StorageError
 from clickline.features import DenseField, FeatureSpec
@@ -43,6 +43,7 @@ from clickline.serving.protocols.http_common import HttpLimits
 from clickline.storage import storage
 from clickline.storage.filesystems import _load_credentials
 from clickline.storage.storage import Storage
+from clickline.validation import validate
 from version_manifests import version_manifest
 
 STORAGE = Storage()
@@ -280,7 +281,7 @@ def test_manifest_whose_row_width_differs_from_its_tables_is_refused(tmp_path: P
     slots = [{**slot, "dim": dim, "vector": [0.0] * dim} for slot in body["slots"]]
     body |= {"parts": [{"dim": dim, "wide": False}], "slots": slots}
     with pytest.raises(ArtifactError, match="the tables in"):
-        Scorer.open(body, [tmp_path])
+        Scorer.open(validate(VersionManifest, body, "the manifest"), [tmp_path])
 
 
 @pytest.mark.parametrize("key", ["features", "parts", "slots", "calibration", "created", "width", "number"])
@@ -288,20 +289,20 @@ def test_manifest_whose_row_width_differs_from_its_tables_is_refused(tmp_path: P
 def test_manifest_that_contradicts_its_version_is_reported(tmp_path: Path, key: str, value: Any) -> None:
     body = make_version(tmp_path) | {key: value}
     if (key, value) == ("calibration", None):
-        Scorer.open(body, [tmp_path]).close()  # which is allowed
+        Scorer.open(validate(VersionManifest, body, "the manifest"), [tmp_path]).close()  # which is allowed
     else:
         with pytest.raises(ArtifactError):
-            Scorer.open(body, [tmp_path])
+            Scorer.open(validate(VersionManifest, body, "the manifest"), [tmp_path])
 
 
 @pytest.mark.parametrize(
-    "key", ["features", "parts", "slots", "calibration", "created", "width", "dense", "number"]
+    "key", ["features", "parts", "slots", "calibration", "created", "width", "dense_precision", "number"]
 )
 def test_manifest_without_a_required_part_is_reported(tmp_path: Path, key: str) -> None:
     body = make_version(tmp_path)
     del body[key]
     with pytest.raises(ArtifactError, match=r"is invalid|encoded in format"):
-        Scorer.open(body, [tmp_path])
+        Scorer.open(validate(VersionManifest, body, "the manifest"), [tmp_path])
 
 
 def _another(name: str, change: Callable[[Any], Any]) -> Callable[[Path], None]:
@@ -333,7 +334,7 @@ def _another(name: str, change: Callable[[Any], Any]) -> Callable[[Path], None]:
 def test_sample_with_wrong_types_is_refused(tmp_path: Path, spoil: Callable[[Path], None]) -> None:
     body = make_version(tmp_path)
     spoil(tmp_path / "sample.npz")
-    scorer = Scorer.open(body, [tmp_path])
+    scorer = Scorer.open(validate(VersionManifest, body, "the manifest"), [tmp_path])
     with pytest.raises(ArtifactError):
         scorer.check_sample()
     scorer.close()
