@@ -15,7 +15,8 @@ from clickline.config.sections import ServeSection
 from clickline.errors import Refusal, RequestRefused
 from clickline.serving.auth import BearerAuth, server_tls
 from clickline.serving.dataplane import Dataplane
-from clickline.serving.http2 import BufferedBytes, Http2Connection, Stream
+from clickline.serving.http2.connection import Http2Connection
+from clickline.serving.http2.stream import BufferedBytes, Stream
 from clickline.serving.open_versions import OpenVersions
 from clickline.serving.ports import bound_socket
 from clickline.serving.protocols.request import Limits, Request, Response

@@ -10,7 +10,8 @@ import time
 
 import uvloop
 
-from clickline.serving.http2 import BufferedBytes, Http2Connection, Stream
+from clickline.serving.http2.connection import Http2Connection
+from clickline.serving.http2.stream import BufferedBytes, Stream
 
 MAX_MESSAGE = 1 << 20
 

@@ -14,8 +14,9 @@ import pytest
 from hpack import Encoder
 from http2_peer import ECHO, MAX_MESSAGE, MESSAGE, Echo, Server, frame, literal
 
-from clickline.serving import http2
-from clickline.serving.http2 import PREFACE, Http2Connection
+from clickline.serving.http2 import connection as http2
+from clickline.serving.http2.connection import Http2Connection
+from clickline.serving.http2.frames import PREFACE
 from servers.waiting import eventually
 
 DATA, HEADERS, RST, SETTINGS, PUSH, PING, GOAWAY, WINDOW, CONTINUATION = 0, 1, 3, 4, 5, 6, 7, 8, 9
