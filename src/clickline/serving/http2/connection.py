@@ -25,6 +25,7 @@ from clickline.serving.http2.frames import (
     NO_ERROR,
     PADDED,
     PING,
+    PRIORITY_FRAME,
     PROTOCOL_ERROR,
     PUSH_PROMISE,
     REFUSED_STREAM,
@@ -191,6 +192,13 @@ class Http2Connection(asyncio.Protocol):
             self._window_update(id, payload)
         elif kind == PUSH_PROMISE:
             raise Http2Error(PROTOCOL_ERROR, "clients must not push")
+        elif kind == PRIORITY_FRAME:  # checked, and otherwise ignored
+            if not id:
+                raise Http2Error(PROTOCOL_ERROR, "PRIORITY of no stream")
+            if len(payload) != 5:
+                raise Http2Error(FRAME_SIZE_ERROR, "PRIORITY must have 5 bytes")
+        elif kind == GOAWAY and id:
+            raise Http2Error(PROTOCOL_ERROR, "GOAWAY on a stream")
         # Other frames are ignored: a client that sends GOAWAY is about to close the connection anyway.
 
     def _headers_complete(self, id: int, flags: int, block: bytes) -> None:

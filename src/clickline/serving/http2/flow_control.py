@@ -6,7 +6,7 @@ from collections import deque
 from time import monotonic
 from typing import Any
 
-from clickline.serving.http2.frames import DATA, FLOW_CONTROL_ERROR, Http2Error, frame
+from clickline.serving.http2.frames import DATA, FLOW_CONTROL_ERROR, PROTOCOL_ERROR, Http2Error, frame
 from clickline.serving.http2.stream import Stream
 
 MAX_WINDOW = (1 << 31) - 1
@@ -38,8 +38,10 @@ class SendWindows:
 
     def extend(self, size: int) -> None:
         """Extend the connection's window."""
+        if not size:
+            raise Http2Error(PROTOCOL_ERROR, "WINDOW_UPDATE of 0 bytes")
         self._connection += size
-        if not size or self._connection > MAX_WINDOW:
+        if self._connection > MAX_WINDOW:
             raise Http2Error(FLOW_CONTROL_ERROR, "the connection's window is out of range")
 
     def extend_stream(self, stream: Stream, size: int) -> bool:
