@@ -19,14 +19,14 @@ from typing import Any
 
 import grpc
 import uvloop
-from clickline.serving.protocols.call import Limits
 
 from clickline.config import load_config
 from clickline.serving.auth import BearerAuth
 from clickline.serving.dataplane import Dataplane
 from clickline.serving.grpc_methods import GRPC_ENDPOINTS, GRPC_INFO_ENDPOINTS
-from clickline.serving.grpc_server import GrpcServer, _GrpcPrediction
+from clickline.serving.grpc_server import GrpcServer
 from clickline.serving.open_versions import OpenVersions
+from clickline.serving.protocols.request import Limits
 from clickline.serving.server_log import ServerLog
 from clickline.serving.server_metrics import RequestMetrics
 from clickline.serving.version_loading import open_version
@@ -60,16 +60,14 @@ async def run_server(stack: str, config_file: Path, port: int) -> None:
         await stopping.wait()
         await ours.stop(1.0)
         return
-    protocol, endpoint = GRPC_ENDPOINTS[PREDICT.path]
-    limits = Limits()
+    endpoint, limits = GRPC_ENDPOINTS[PREDICT.path], Limits()
 
     class Methods(grpc.GenericRpcHandler):
         def service(self, call: Any) -> Any:
             return grpc.unary_unary_rpc_method_handler(predict) if call.method == PREDICT.path else None
 
     async def predict(body: bytes, context: Any) -> bytes:
-        answer = await plane.answer(_GrpcPrediction(protocol, endpoint, body, limits), None)
-        return answer.reply
+        return (await plane.answer(endpoint(body, limits), None)).body
 
     server = grpc.aio.server(handlers=[Methods()])
     server.add_insecure_port(f"127.0.0.1:{port}")
