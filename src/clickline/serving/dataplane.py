@@ -214,8 +214,10 @@ class Dataplane:
             if not isinstance(result, Response | RequestRefused):
                 result = self.internal_error(result, request.protocol)
             request.finished = True
+            done = request.done
+            del request.done  # which refers to the request: its rows would be kept until the next garbage collection
             try:
-                request.done(result)
+                done(result)
             except Exception as error:  # noqa: BLE001 - the other requests of this step still get their results
                 self._log.unexpected(error, "sending an answer", request.protocol)
 
