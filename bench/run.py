@@ -10,7 +10,18 @@ import runpy
 import sys
 from pathlib import Path
 
-NAMES = ("prepare", "embedding", "frozen", "lookup", "serve", "train", "quality", "follow", "cluster")
+NAMES = (
+    "prepare",
+    "embedding",
+    "frozen",
+    "lookup",
+    "serve",
+    "http2",
+    "train",
+    "quality",
+    "follow",
+    "cluster",
+)
 
 chosen = sys.argv[1:] or NAMES
 unknown = [name for name in chosen if name not in NAMES]

@@ -8,7 +8,9 @@ from collections.abc import Sequence
 
 from hpack import Encoder
 
-from clickline.serving.http2 import PREFACE, BufferedBytes, Http2Connection, Stream
+from clickline.serving.http2.connection import Http2Connection
+from clickline.serving.http2.frames import PREFACE
+from clickline.serving.http2.stream import BufferedBytes, Stream
 from fuzz.target import Choices, Target
 
 _MAX_MESSAGE = 4096

@@ -11,14 +11,8 @@ import rest_model
 
 from clickline.errors import RequestRefused
 from clickline.records import RequestRows
-from clickline.serving.protocols.http_common import (
-    HttpEndpoint,
-    HttpInfoEndpoint,
-    HttpLimits,
-    HttpResponse,
-    ServerState,
-)
 from clickline.serving.protocols.http_routes import route
+from clickline.serving.protocols.request import Limits, Response
 from clickline.wire.messages import ModelInferRequest, PredictRequest
 from fuzz.target import Choices, Target, mutated
 
@@ -36,7 +30,7 @@ _HEADERS: tuple[dict[bytes, bytes], ...] = (
     {b"inference-header-content-length": b"60"},
     {b"inference-header-content-length": b"99999999999"},
 )
-_STATE = ServerState(("ads", "ctr"), rest_model.MODEL)
+_VERSIONS = rest_model.versions_of(rest_model.MODEL, names=("ads", "ctr"))
 _DOCUMENTS = (
     {"instances": [{"I1": 3, "I2": 0.5, "C1": "ab", "tags": ["x", "y"], "4": [1, 2], "5": 7}, {"I1": None}]},
     {"inputs": {"I1": [1, 2], "C1": ["a", {"b64": "YQ=="}]}, "signature_name": "predict"},
@@ -75,7 +69,7 @@ def _rest(data: bytes) -> None:
     """A raw body or a mutated document; sometimes to an unknown path."""
     choices = Choices(data)
     path, headers, mode = choices.one_of(_PATHS), choices.one_of(_HEADERS), choices.number(3)
-    limits = HttpLimits(max_rows=50, max_body=1 << 20, ignore_unknown=bool(choices.number(2)))
+    limits = Limits(max_rows=50, max_body=1 << 20, ignore_unknown=bool(choices.number(2)))
     if mode == 0:
         body = choices.rest()
     elif mode == 1:
@@ -85,21 +79,22 @@ def _rest(data: bytes) -> None:
         text = choices.rest().decode("latin-1")
         method, _, path = text.partition(" ")
         body = b""
-    endpoint = route("POST" if mode < 2 else method, path)
-    if isinstance(endpoint, HttpEndpoint):
+    found = route("POST" if mode < 2 else method, path)
+    if isinstance(found, Response):
+        response = found
+    elif found.endpoint is None:
+        response = found.description(_VERSIONS)
+    else:
+        request = found.request(body, headers, limits)
         try:
-            call = endpoint.decode(body, headers, rest_model.MODEL, limits)
+            call = request.decode(rest_model.MODEL)
             _checked(call.rows)
             if call.context is not None:
                 _checked(call.context)
-            response = endpoint.encode(call, _answer(call.rows.rows))
+            response = request.encode(_answer(call.rows.rows))
         except RequestRefused as refused:
-            response = endpoint.refuse(refused.kind, str(refused))
-    elif isinstance(endpoint, HttpInfoEndpoint):
-        response = endpoint.answer(_STATE)
-    else:
-        response = endpoint
-    assert isinstance(response, HttpResponse) and response.body and 200 <= response.status < 500
+            response = found.refuse(refused.kind, str(refused))
+    assert response.body and 200 <= response.status < 500
 
 
 def _grpc(data: bytes) -> None:

@@ -1,4 +1,4 @@
-"""Reads protobuf's wire format in kernels: tags, lengths and numbers from a buffer, never past its end.
+"""Reads protobuf's wire format in kernels: tags, lengths, numbers and names from a buffer, never past its end.
 
 Positions are int64. A position of -1 means malformed: truncated, a length beyond its message, a varint
 that is too long, a group without an end.
@@ -6,7 +6,8 @@ that is too long, a group without an end.
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 from llvmlite import ir
@@ -140,3 +141,79 @@ def _skip_group(data: Bytes, number: Int, pos: Int, end: Int) -> Int:
             if pos < 0:
                 return -1
     return pos
+
+
+@njit(cache=True, nogil=True)
+def count_packed(data: Bytes, start: Int, end: Int, size: Int) -> Int:
+    """The number of values in a packed list; `size`: bytes of each, 0 for varints. -1: malformed."""
+    if size > 0:
+        return (end - start) // size if (end - start) % size == 0 else -1
+    count = 0
+    run = 0
+    for at in range(start, end):
+        run += 1
+        if data[at] < 0x80:
+            count += 1
+            run = 0
+        elif run == 10:
+            return -1
+    return -1 if run > 0 else count
+
+
+# ── names: which of the wanted columns a map entry is for ──────────────────────────────────────
+
+
+class NameTable(NamedTuple):
+    """A hash table of names. Kernels take it as three arrays: Numba needs long to recognize a tuple."""
+
+    names: Bytes  # one after the other
+    ends_C1: NDArray[np.int64]
+    slots: NDArray[np.int64]  # index of a name, -1: empty
+
+    @staticmethod
+    def of(names: Sequence[str]) -> NameTable:
+        encoded = [name.encode() for name in names]
+        slots = np.full(1 << (2 * len(encoded) + 1).bit_length(), -1, dtype=np.int64)
+        data = np.frombuffer(b"".join(encoded), dtype=np.uint8)
+        table = NameTable(data, np.cumsum([0, *map(len, encoded)], dtype=np.int64), slots)
+        _fill_slots(*table)
+        return table
+
+
+@njit(cache=True, nogil=True)
+def _hash(data: Bytes, start: Int, end: Int) -> Int:
+    """FNV-1a."""
+    value = np.uint64(0xCBF29CE484222325)
+    for i in range(start, end):
+        value = (value ^ np.uint64(data[i])) * np.uint64(0x100000001B3)
+    return np.int64(value >> np.uint64(20))
+
+
+@njit(cache=True, nogil=True)
+def _fill_slots(names: Bytes, ends_C1: NDArray[np.int64], slots: NDArray[np.int64]) -> None:
+    for c in range(ends_C1.size - 1):
+        at = _hash(names, ends_C1[c], ends_C1[c + 1]) & (slots.size - 1)
+        while slots[at] >= 0:
+            at = (at + 1) & (slots.size - 1)
+        slots[at] = c
+
+
+@njit(cache=True, nogil=True)
+def find_name(
+    data: Bytes, start: Int, end: Int, names: Bytes, ends_C1: NDArray[np.int64], slots: NDArray[np.int64]
+) -> Int:
+    """The index of the name in data[start:end], or -1."""
+    at = _hash(data, start, end) & (slots.size - 1)
+    while slots[at] >= 0:
+        c = slots[at]
+        first = ends_C1[c]
+        if ends_C1[c + 1] - first == end - start:
+            same = True
+            for i in range(end - start):
+                if names[first + i] != data[start + i]:
+                    same = False
+                    break
+            if same:
+                return c
+        at = (at + 1) & (slots.size - 1)
+    return -1

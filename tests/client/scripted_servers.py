@@ -15,15 +15,17 @@ import numpy as np
 from server_double import MODEL, Scores
 
 from clickline.client import AsyncClient, Client
-from clickline.serving.protocols import tfserving_grpc
-from clickline.serving.protocols.call import Limits
-from clickline.serving.protocols.http_common import HttpEndpoint, HttpLimits
+from clickline.serving.protocols.http_common import Route
 from clickline.serving.protocols.http_routes import route
+from clickline.serving.protocols.request import Limits, Request, Response
+from clickline.serving.protocols.tfserving_grpc import Predict
 from servers.serving import QuietHandler, served
 
 
-def _scores(rows: int) -> Scores:
-    return Scores(12, np.full(rows, 0.5, np.float32), np.full(rows, 0.75, np.float32))
+def _answered(request: Request) -> Response:
+    request.read_target()
+    rows = request.decode(MODEL).rows.rows
+    return request.encode(Scores(12, np.full(rows, 0.5, np.float32), np.full(rows, 0.75, np.float32)))
 
 
 class Script:
@@ -47,8 +49,7 @@ def grpc_server(script: Script, port: int = 0) -> Iterator[str]:
         step = script.next({key: str(value) for key, value in context.invocation_metadata()})
         if step is not None:
             context.abort(*step)
-        call = tfserving_grpc.decode(body, MODEL, Limits())
-        return tfserving_grpc.encode(call, _scores(call.rows.rows))
+        return _answered(Predict(body, Limits())).body
 
     class Methods(grpc.GenericRpcHandler):
         def service(self, details: Any) -> Any:
@@ -82,11 +83,10 @@ def http_server(script: Script, **headers: str) -> Iterator[str]:
                     return
                 self.answer(status, body.encode(), **headers)
                 return
-            endpoint = route("POST", self.path)
-            assert isinstance(endpoint, HttpEndpoint)
+            found = route("POST", self.path)
+            assert isinstance(found, Route)
             names = {name.lower().encode(): value.encode() for name, value in self.headers.items()}
-            call = endpoint.decode(sent, names, MODEL, HttpLimits())
-            reply = endpoint.encode(call, _scores(call.rows.rows))
+            reply = _answered(found.request(sent, names, Limits()))
             self.answer(reply.status, reply.body, **{n.decode(): v.decode() for n, v in reply.headers})
 
     with served(Handler) as port:

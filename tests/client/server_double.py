@@ -15,10 +15,11 @@ from clickline.client.request import PreparedRequest, RawResponse
 from clickline.features import DenseField, FeatureSpec, SlotField
 from clickline.features.request_encoder import RequestEncoder
 from clickline.records import EncodedRows, RequestRows
-from clickline.serving.protocols import kserve_grpc, ranking_grpc, tfserving_grpc
-from clickline.serving.protocols.call import Call, Limits
-from clickline.serving.protocols.http_common import HttpEndpoint, HttpInfoEndpoint, HttpLimits, ServerState
+from clickline.serving.grpc_methods import GRPC_ENDPOINTS, GRPC_INFO_ENDPOINTS
+from clickline.serving.open_versions import OpenVersions
+from clickline.serving.protocols.http_common import Route
 from clickline.serving.protocols.http_routes import route
+from clickline.serving.protocols.request import Call, Limits, Request
 
 FEATURES = FeatureSpec(
     dense=(DenseField("I1", "I1", "log1p"), DenseField("I2", "I2", "none")),
@@ -48,11 +49,9 @@ class Model:
 
 MODEL = Model()
 _ENCODER = RequestEncoder(FEATURES)
-_GRPC = {
-    "/tensorflow.serving.PredictionService/Predict": tfserving_grpc,
-    "/inference.GRPCInferenceService/ModelInfer": kserve_grpc,
-    "/clickline.v1.Ranking/Rank": ranking_grpc,
-}
+VERSIONS = OpenVersions(("ads",), lambda scorer: None)
+VERSIONS.add(MODEL)
+VERSIONS.switch(MODEL.number)
 
 
 @dataclass(frozen=True)
@@ -62,35 +61,30 @@ class Scores:
     probability_B: NDArray[np.float32]
 
 
-def _headers(request: PreparedRequest[Any]) -> dict[bytes, bytes]:
-    return {name.lower().encode(): value.encode() for name, value in request.headers.items()}
-
-
-def _endpoint(request: PreparedRequest[Any]) -> HttpEndpoint:
-    endpoint = route("POST", request.path)
-    assert isinstance(endpoint, HttpEndpoint), endpoint
-    return endpoint
+def read_request(request: PreparedRequest[Any]) -> Request:
+    """A client's request as the server reads it."""
+    assert request.body is not None
+    if request.path in GRPC_ENDPOINTS:
+        made = GRPC_ENDPOINTS[request.path](request.body, Limits())
+    else:
+        found = route("POST", request.path)
+        assert isinstance(found, Route), found
+        headers = {name.lower().encode(): value.encode() for name, value in request.headers.items()}
+        made = found.request(request.body, headers, Limits())
+    made.read_target()
+    return made
 
 
 def decode_request(request: PreparedRequest[Any]) -> Call:
     """A client's request as the server decodes it."""
-    assert request.body is not None
-    if request.path in _GRPC:
-        return _GRPC[request.path].decode(request.body, MODEL, Limits())
-    return _endpoint(request).decode(request.body, _headers(request), MODEL, HttpLimits())
-
-
-def target(request: PreparedRequest[Any]) -> Any:
-    assert request.body is not None
-    return _GRPC[request.path].target(request.body) if request.path in _GRPC else _endpoint(request).target
+    return read_request(request).decode(MODEL)
 
 
 def decode_answer(request: PreparedRequest[Any], scores: Scores) -> Any:
     """The server's answer as the client decodes it."""
-    call = decode_request(request)
-    if request.path in _GRPC:
-        return request.decode(RawResponse(_GRPC[request.path].encode(call, scores)))
-    reply = _endpoint(request).encode(call, scores)
+    made = read_request(request)
+    made.decode(MODEL)
+    reply = made.encode(scores)
     return request.decode(
         RawResponse(reply.body, {name.decode(): value.decode() for name, value in reply.headers})
     )
@@ -99,12 +93,11 @@ def decode_answer(request: PreparedRequest[Any], scores: Scores) -> Any:
 def decode_metadata(request: PreparedRequest[Any]) -> Any:
     """The server's metadata as the client decodes it."""
     if request.body is not None:
-        if request.path.endswith("GetModelMetadata"):
-            return request.decode(RawResponse(tfserving_grpc.metadata(request.body, MODEL)))
-        return request.decode(RawResponse(kserve_grpc.model_metadata(request.body, MODEL, [12])))
-    endpoint = route("GET", request.path)
-    assert isinstance(endpoint, HttpInfoEndpoint), endpoint
-    return request.decode(RawResponse(endpoint.answer(ServerState(("ads",), MODEL)).body))
+        _, info = GRPC_INFO_ENDPOINTS[request.path]
+        return request.decode(RawResponse(info(request.body, VERSIONS)))
+    found = route("GET", request.path)
+    assert isinstance(found, Route), found
+    return request.decode(RawResponse(found.description(VERSIONS).body))
 
 
 def encode_rows(rows: RequestRows) -> EncodedRows:

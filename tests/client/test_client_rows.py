@@ -18,7 +18,7 @@ from server_double import (
     decode_metadata,
     decode_request,
     encode_rows,
-    target,
+    read_request,
 )
 
 from clickline.client import TensorInfo
@@ -211,11 +211,12 @@ def test_scores_are_exact_to_the_bit(protocol: str, rows: int) -> None:
 def test_requested_model_and_version(protocol: str) -> None:
     table = as_table([{"I1": 1}])
     assert (
-        target(CODECS[protocol]("a b/ü" if "grpc" in protocol else "ads").predict(table, 300)).version == 300
+        read_request(CODECS[protocol]("a b/ü" if "grpc" in protocol else "ads").predict(table, 300)).version
+        == 300
     )
-    assert target(CODECS[protocol]("ads").predict(table, None)).version is None
-    assert target(CODECS[protocol]("ads").predict(table, None)).model == "ads"
-    assert target(CODECS[protocol](None).predict(table, None)).model == (
+    assert read_request(CODECS[protocol]("ads").predict(table, None)).version is None
+    assert read_request(CODECS[protocol]("ads").predict(table, None)).model == "ads"
+    assert read_request(CODECS[protocol](None).predict(table, None)).model == (
         "" if "grpc" in protocol else "clickline"
     )
 

@@ -37,10 +37,11 @@ from clickline.features import DenseField, Encoder, FeatureSpec, SlotField
 from clickline.features.raw_columns import raw_column
 from clickline.features.request_encoder import RequestEncoder
 from clickline.records import Block, EncodedRows, NumberColumn, RawRows, RequestRows, SourceFile
+from clickline.serving.open_versions import OpenVersions
 from clickline.serving.protocols import kserve_grpc, kserve_http, tfserving_grpc, tfserving_http
-from clickline.serving.protocols.call import Target
-from clickline.serving.protocols.http_common import HttpEndpoint, HttpInfoEndpoint, HttpLimits, ServerState
+from clickline.serving.protocols.http_common import Route
 from clickline.serving.protocols.http_routes import route
+from clickline.serving.protocols.request import Limits, Request
 from clickline.wire.messages import (
     GetModelMetadataResponse,
     ModelInferRequest,
@@ -53,7 +54,7 @@ from clickline.wire.protobuf_writer import bytes_field, encode_varint
 
 TEXTS = FeatureSpec((), (SlotField("v", "v", 7),))
 BOTH = FeatureSpec((DenseField("n", "v", "none"),), (SlotField("v", "v", 7), SlotField("b", "v", 8, "log2")))
-LIMITS = HttpLimits(max_rows=1000, max_body=1 << 20)
+LIMITS = Limits(max_rows=1000, max_body=1 << 20)
 HTTP = {"predict": "/v1/models/m:predict", "infer": "/v2/models/m/infer"}
 
 
@@ -134,9 +135,15 @@ def by_example(spec: FeatureSpec, features: Sequence[bytes]) -> EncodedRows:
 def by_http(
     spec: FeatureSpec, path: str, body: bytes, headers: Mapping[bytes, bytes] | None = None
 ) -> EncodedRows:
-    endpoint = route("POST", path)
-    assert isinstance(endpoint, HttpEndpoint)
-    return asked(spec, endpoint.decode(body, dict(headers or {}), Model(spec), LIMITS).rows)
+    found = route("POST", path)
+    assert isinstance(found, Route)
+    return asked(spec, found.request(body, dict(headers or {}), LIMITS).decode(Model(spec)).rows)
+
+
+def by_grpc(spec: FeatureSpec, endpoint: type[Request], body: bytes) -> EncodedRows:
+    request = endpoint(body, LIMITS)
+    request.read_target()
+    return asked(spec, request.decode(Model(spec)).rows)
 
 
 def by_json(spec: FeatureSpec, values: Sequence[Any], form: str) -> EncodedRows:
@@ -173,7 +180,7 @@ def by_grpc_infer(spec: FeatureSpec, rows: int, datatype: str, **contents: Any) 
             request.raw_input_contents.append(values)
         else:
             getattr(tensor.contents, name).extend(values)
-    return asked(spec, kserve_grpc.decode(request.SerializeToString(), Model(spec), LIMITS).rows)
+    return by_grpc(spec, kserve_grpc.Infer, request.SerializeToString())
 
 
 def by_grpc_predict(spec: FeatureSpec, rows: int, dtype: int, **values: Any) -> EncodedRows:
@@ -181,7 +188,7 @@ def by_grpc_predict(spec: FeatureSpec, rows: int, dtype: int, **values: Any) -> 
     tensor = TensorProto(dtype=dtype, **values)
     tensor.tensor_shape.dim.add(size=rows)
     request.inputs["v"].CopyFrom(tensor)
-    return asked(spec, tfserving_grpc.decode(request.SerializeToString(), Model(spec), LIMITS).rows)
+    return by_grpc(spec, tfserving_grpc.Predict, request.SerializeToString())
 
 
 def by_client(spec: FeatureSpec, column: Any) -> dict[str, EncodedRows]:
@@ -192,9 +199,12 @@ def by_client(spec: FeatureSpec, column: Any) -> dict[str, EncodedRows]:
         ask = protocol("m").predict(table, None)
         headers = {name.encode(): text.encode() for name, text in ask.headers.items()}
         found[protocol.__name__] = by_http(spec, ask.path, ask.body, headers)
-    for protocol, endpoint in ((TfServingGrpcCodec, tfserving_grpc), (InferenceGrpcCodec, kserve_grpc)):
+    for protocol, endpoint in (
+        (TfServingGrpcCodec, tfserving_grpc.Predict),
+        (InferenceGrpcCodec, kserve_grpc.Infer),
+    ):
         ask = protocol("m").predict(table, None)
-        found[protocol.__name__] = asked(spec, endpoint.decode(ask.body, Model(spec), LIMITS).rows)
+        found[protocol.__name__] = by_grpc(spec, endpoint, ask.body)
     return found
 
 
@@ -406,7 +416,7 @@ def test_several_narrow_floats_a_row_have_their_shortest_texts():
     for size in (2, 2):
         tensor.tensor_shape.dim.add(size=size)
     request.inputs["v"].CopyFrom(tensor)
-    found = asked(spec, tfserving_grpc.decode(request.SerializeToString(), Model(spec), LIMITS).rows)
+    found = by_grpc(spec, tfserving_grpc.Predict, request.SerializeToString())
     assert found.slots[0].ids_N.tolist() == expected
     infer = {
         "name": "v",
@@ -562,17 +572,23 @@ def test_the_frequent_values_of_a_report_are_canonical_texts(folder: Path):
 # ── metadata for clients ──────────────────────────────────────────────────────────────────────
 
 
-def told_types(spec: FeatureSpec) -> dict[str, dict[str, str]]:
+def versions_of(spec: FeatureSpec) -> OpenVersions:
+    versions = OpenVersions(("m",), lambda scorer: None)
+    versions.add(Model(spec))
+    versions.switch(1)
+    return versions
+
+
+def described_types(spec: FeatureSpec) -> dict[str, dict[str, str]]:
     """The type of each column, as every protocol's metadata has it, by its name in the Open Inference Protocol."""
-    model = Model(spec)
-    target, known = Target("m"), ServerState(("m",), model)
-    grpc = ModelMetadataResponse.FromString(kserve_grpc.model_metadata(b"", model, [1]))
+    versions = versions_of(spec)
+    grpc = ModelMetadataResponse.FromString(kserve_grpc.model_metadata(b"", versions))
     signatures = SignatureDefMap()
-    described = GetModelMetadataResponse.FromString(tfserving_grpc.metadata(b"", model))
+    described = GetModelMetadataResponse.FromString(tfserving_grpc.metadata(b"", versions))
     described.metadata["signature_def"].Unpack(signatures)
     inputs = signatures.signature_def["serving_default"].inputs
-    rest = json.loads(kserve_http.metadata(target, known).body)["inputs"]
-    signature = json.loads(tfserving_http.metadata(target, known).body)["metadata"]["signature_def"][
+    rest = json.loads(kserve_http.metadata("m", None, versions).body)["inputs"]
+    signature = json.loads(tfserving_http.metadata("m", None, versions).body)["metadata"]["signature_def"][
         "signature_def"
     ]
     return {
@@ -597,14 +613,14 @@ def test_a_column_that_is_a_category_and_a_number_is_text_in_metadata(also: Dens
         else (DenseField("m", "m", "none"),)
     )
     slots = TEXTS.slots if isinstance(also, DenseField) else (*TEXTS.slots, also)
-    types = told_types(FeatureSpec(dense, slots))
+    types = described_types(FeatureSpec(dense, slots))
     assert types == {protocol: {"v": "BYTES", "m": "FP32"} for protocol in types}
 
 
 def test_the_openapi_document_lets_a_category_be_text_or_a_number():
     page = route("GET", "/openapi.json")
-    assert isinstance(page, HttpInfoEndpoint)
-    schemas = json.loads(page.answer(ServerState(("m",), Model(BOTH))).body)["components"]["schemas"]
+    assert isinstance(page, Route)
+    schemas = json.loads(page.description(versions_of(BOTH)).body)["components"]["schemas"]
     assert schemas["Row"]["properties"]["v"]["type"] == ["string", "number", "null"]
 
 

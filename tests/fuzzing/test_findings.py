@@ -39,7 +39,7 @@ from clickline.features import DenseField, FeatureSpec
 from clickline.scoring.onnx_network import OnnxNetwork
 from clickline.scoring.scorer import Scorer
 from clickline.serving.json_log import JsonLog
-from clickline.serving.protocols.http_common import HttpLimits
+from clickline.serving.protocols.request import Limits
 from clickline.storage import storage
 from clickline.storage.filesystems import _load_credentials
 from clickline.storage.storage import Storage
@@ -459,7 +459,7 @@ def test_web_server_that_sends_more_than_announced_is_cut_off() -> None:
 # ── superlinear time ───────────────────────────────────────────────────────────────────────────
 
 
-def _seconds(path: str, document: Any, limits: HttpLimits) -> float:
+def _seconds(path: str, document: Any, limits: Limits) -> float:
     body = json.dumps(document).encode()
     assert len(body) < limits.max_body
     began = time.process_time()
@@ -472,7 +472,7 @@ def _seconds(path: str, document: Any, limits: HttpLimits) -> float:
 
 def test_repeated_slot_takes_linear_time() -> None:
     """The same slot 100,000 times copied 10 billion values."""
-    limits = HttpLimits(max_rows=50, max_body=1 << 24)
+    limits = Limits(max_rows=50, max_body=1 << 24)
 
     def asked(times: int) -> Any:
         return {"instances": [{"slots": [{"slot_name": "4", "feasigns": [1, 2]}] * times}]}
@@ -483,7 +483,7 @@ def test_repeated_slot_takes_linear_time() -> None:
 
 
 def test_unknown_names_take_linear_time() -> None:
-    limits = HttpLimits(max_rows=10_000, max_body=1 << 24, ignore_unknown=True)
+    limits = Limits(max_rows=10_000, max_body=1 << 24, ignore_unknown=True)
 
     def asked(rows: int) -> Any:
         return {"instances": [{"C1": "a", **{f"x{row}_{n}": 1 for n in range(10)}} for row in range(rows)]}

@@ -21,8 +21,9 @@ from clickline.scoring import scorer as scoring
 from clickline.scoring.onnx_network import OnnxNetwork
 from clickline.scoring.open_scorer import open_scorer
 from clickline.scoring.scorer import Scorer
-from clickline.serving.protocols.http_common import HttpEndpoint, HttpLimits
-from clickline.serving.protocols.http_routes import route
+from clickline.serving.protocols.ranking_http import Rank
+from clickline.serving.protocols.request import Limits
+from clickline.serving.protocols.tfserving_http import Predict
 
 FIELDS = [*(f"I{n}" for n in range(1, 14)), *(f"C{n}" for n in range(1, 27))]
 CANDIDATES = FIELDS[13:29]  # C1 to C16
@@ -72,18 +73,14 @@ def rows(published: Path) -> list[Row]:
 
 
 def rank(scorer: Scorer, context: Row, candidates: list[Row]) -> np.ndarray:
-    endpoint = route("POST", "/v1/models/ads:rank")
-    assert isinstance(endpoint, HttpEndpoint)
     body = orjson.dumps({"context": context, "candidates": candidates})
-    call = endpoint.decode(body, {}, scorer, HttpLimits())
+    call = Rank(body, {}, Limits()).decode(scorer)
     assert call.context is not None
     return scorer.rank(call.context, call.rows).probability_B
 
 
 def predict(scorer: Scorer, rows: list[Row]) -> np.ndarray:
-    endpoint = route("POST", "/v1/models/ads:predict")
-    assert isinstance(endpoint, HttpEndpoint)
-    call = endpoint.decode(orjson.dumps({"instances": rows}), {}, scorer, HttpLimits())
+    call = Predict(orjson.dumps({"instances": rows}), {}, Limits()).decode(scorer)
     return scorer.predict(call.rows).probability_B
 
 

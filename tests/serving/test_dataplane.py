@@ -20,10 +20,11 @@ from clickline.errors import RequestRefused
 from clickline.records import ABSENT, EncodedRows, NumberColumn, RequestRows, SlotIds
 from clickline.scoring.scorer import Scores
 from clickline.serving.auth import BearerAuth
-from clickline.serving.dataplane import Dataplane, RequestResult, concatenate_rows
+from clickline.serving.dataplane import Dataplane, concatenate_rows
 from clickline.serving.grpc_server import GrpcServer
 from clickline.serving.open_versions import OpenVersions
-from clickline.serving.protocols.call import Call, Target
+from clickline.serving.protocols import request
+from clickline.serving.protocols.request import Call, Limits, Response
 from clickline.serving.server_log import ServerLog
 from clickline.serving.server_metrics import RequestMetrics
 
@@ -34,13 +35,13 @@ def in_tmp_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
 
 
-class Request:
+class Request(request.Request):
     """A request as an endpoint would decode it: rows with the given I1."""
 
     protocol = "test"
 
     def __init__(self, *milliseconds: float, model: str = "ctr", version: int | None = None) -> None:
-        self._target = Target(model, version)
+        super().__init__(b"", Limits(), model, version)
         columns, rows = 3, len(milliseconds)
         several = {"I1": NumberColumn(np.array(milliseconds))}
         spans = np.zeros((columns, rows), dtype=np.int64)
@@ -50,14 +51,11 @@ class Request:
             rows, np.zeros(0, dtype=np.uint8), kinds, spans, spans, numbers, spans, several
         )
 
-    def target(self) -> Target:
-        return self._target
-
-    def decode(self, scorer: object) -> Call:
+    def decode(self, model: object) -> Call:
         return Call(self._rows)
 
-    def encode(self, call: Call, answer: Scores) -> list[float]:
-        return [float(score) * 1024 for score in answer.probability_B]
+    def encode(self, answer: Scores) -> Response:
+        return Response(json.dumps([float(score) * 1024 for score in answer.probability_B]).encode())
 
 
 class CountingScorer(StandIn):
@@ -89,12 +87,18 @@ class Plane:
         self.versions.switch(number)
         return scorer
 
-    def ask(self, request: Request, seconds: float | None = None) -> asyncio.Task[RequestResult]:
+    def ask(self, request: Request, seconds: float | None = None) -> asyncio.Task[Response]:
         deadline = None if seconds is None else time.monotonic() + seconds
         return asyncio.create_task(self.plane.answer(request, deadline))
 
 
-async def refused(task: asyncio.Task[RequestResult]) -> tuple[str, str]:
+def scores(response: Response) -> list[float]:
+    found: list[float] = json.loads(response.body)
+    assert len(found) == response.rows
+    return found
+
+
+async def refused(task: asyncio.Task[Response]) -> tuple[str, str]:
     with pytest.raises(RequestRefused) as caught:
         await task
     return caught.value.kind, str(caught.value)
@@ -109,10 +113,10 @@ def test_full_queue_refuses_at_once_and_answers_accepted_requests() -> None:
         plane = Plane(queue=3)
         tasks = [plane.ask(Request(5)) for _ in range(10)]
         done = await asyncio.gather(*tasks, return_exceptions=True)
-        kinds = [one.kind if isinstance(one, RequestRefused) else one.reply for one in done]  # type: ignore[union-attr]
+        kinds = [one.kind if isinstance(one, RequestRefused) else scores(one) for one in done]  # type: ignore[union-attr]
         assert kinds == [[1.0]] * 3 + ["overloaded"] * 7
         assert "3 requests are waiting" in str(done[-1])
-        assert (await plane.ask(Request(0))).reply == [1.0]
+        assert scores(await plane.ask(Request(0))) == [1.0]
 
     run(test())
 
@@ -121,10 +125,10 @@ def test_request_past_its_deadline_is_not_scored() -> None:
     async def test() -> None:
         plane = Plane()
         slow, late, in_time = plane.ask(Request(50)), plane.ask(Request(0), 0.01), plane.ask(Request(0), 30)
-        assert (await slow).reply == [1.0]
+        assert scores(await slow) == [1.0]
         kind, message = await refused(late)
         assert kind == "late" and "Nothing was computed" in message
-        assert (await in_time).reply == [1.0]
+        assert scores(await in_time) == [1.0]
         assert plane.scorer.scored == [1, 1]
 
     run(test())
@@ -137,7 +141,7 @@ def test_request_of_disconnected_client_is_not_scored() -> None:
         await asyncio.sleep(0)
         cancelled.cancel()
         await first
-        assert (await plane.ask(Request(0))).reply == [1.0]
+        assert scores(await plane.ask(Request(0))) == [1.0]
         assert plane.scorer.scored == [1, 1]
         assert plane.versions.open()[0].users == 0
 
@@ -149,12 +153,14 @@ def test_cancelled_requests_leave_the_queue(batching: dict[str, Any]) -> None:
     async def test() -> None:
         plane = Plane(queue=3, **batching)
         results: list[object] = []
-        jobs = [plane.plane.submit(Request(0), None, results.append) for _ in range(3)]
+        jobs = [Request(0) for _ in range(3)]
+        for job in jobs:
+            plane.plane.submit(job, None, results.append)
         assert [plane.plane.cancel(job) for job in jobs] == [True] * 3
         assert plane.plane.queue_length == 0 and plane.versions.open()[0].users == 0
         rows = Request(*[0.0] * 7)  # one less than a batch: the cancelled rows must not count
         full = [plane.ask(rows), plane.ask(Request(0))]
-        assert [len((await task).reply) for task in full] == [7, 1]
+        assert [len(scores(await task)) for task in full] == [7, 1]
         assert results == []
         assert not plane.plane.cancel(jobs[0])
 
@@ -169,7 +175,7 @@ def test_answer_that_cannot_be_sent_does_not_block_others() -> None:
             raise RuntimeError("the connection is in a strange state")
 
         plane.plane.submit(Request(0), None, fails)
-        assert (await plane.ask(Request(0, 0))).reply == [1.0, 1.0]
+        assert scores(await plane.ask(Request(0, 0))) == [1.0, 1.0]
         assert plane.lines[0]["message"] == "the connection is in a strange state"
         assert plane.versions.open()[0].users == 0
 
@@ -187,7 +193,7 @@ def test_internal_error_gets_an_id_and_its_traceback_stays_in_the_log() -> None:
         assert first["id"] in message
         assert "a bug in the scorer" in first["traceback"]
         assert "traceback" not in second  # once a minute
-        assert (await plane.ask(Request(0))).reply == [1.0]
+        assert scores(await plane.ask(Request(0))) == [1.0]
 
     run(test())
 
@@ -195,7 +201,7 @@ def test_internal_error_gets_an_id_and_its_traceback_stays_in_the_log() -> None:
 def test_unknown_names_and_versions_are_refused_with_the_available_ones() -> None:
     async def test() -> None:
         plane = Plane()
-        assert (await plane.ask(Request(0, model="alias", version=1))).reply == [1.0]
+        assert scores(await plane.ask(Request(0, model="alias", version=1))) == [1.0]
         assert (await refused(plane.ask(Request(0, model="other")))) == (
             "not_found",
             'There is no model "other". Available: "ctr", "alias".',
@@ -228,9 +234,9 @@ def test_old_version_finishes_its_requests_and_is_then_closed() -> None:
                 await asyncio.sleep(0.001)
             plane.switch(2)
             assert plane.closed == []
-            assert (await plane.ask(Request(0))).reply == [2.0]
-            assert (await plane.ask(Request(0, version=1))).reply == [1.0]  # still there
-            assert [one.reply for one in await asyncio.gather(*running)] == [[1.0] * 3] * 2
+            assert scores(await plane.ask(Request(0))) == [2.0]
+            assert scores(await plane.ask(Request(0, version=1))) == [1.0]  # still there
+            assert [scores(one) for one in await asyncio.gather(*running)] == [[1.0] * 3] * 2
             assert plane.closed == [1]
             assert (await refused(plane.ask(Request(0, version=1))))[0] == "not_found"
 
@@ -281,7 +287,7 @@ class TestBatching:
         async def test() -> None:
             plane = Plane(batch_rows=8, batch_wait=0.05)
             tasks = [plane.ask(Request(*[0.0] * rows)) for rows in (1, 2, 3)]
-            answers = [(await task).reply for task in tasks]
+            answers = [scores(await task) for task in tasks]
             assert [len(answer) for answer in answers] == [1, 2, 3]
             assert plane.scorer.scored == [6]
             assert plane.versions.open()[0].users == 0
@@ -315,7 +321,7 @@ class TestBatching:
             )
             kind, message = await refused(bad)
             assert kind == "invalid" and message.startswith("I1 ")
-            assert (await good).reply == [1.0] and (await also_good).reply == [1.0, 1.0]
+            assert scores(await good) == [1.0] and scores(await also_good) == [1.0, 1.0]
             assert plane.scorer.scored == [3]
 
         run(test())
@@ -327,7 +333,7 @@ class TestBatching:
             await asyncio.sleep(0)
             scorer = plane.switch(2)
             new = plane.ask(Request(0))
-            assert ((await old).reply, (await new).reply) == ([1.0, 1.0], [2.0])
+            assert (scores(await old), scores(await new)) == ([1.0, 1.0], [2.0])
             assert (plane.scorer.scored, scorer.scored, plane.closed) == ([2], [1], [1])
 
         run(test())
@@ -336,7 +342,7 @@ class TestBatching:
         async def test() -> None:
             plane = Plane(batch_rows=4, batch_wait=0.02)
             tasks = [plane.ask(Request(*[0.0] * rows)) for rows in (1, 9, 1)]
-            assert [len((await task).reply) for task in tasks] == [1, 9, 1]
+            assert [len(scores(await task)) for task in tasks] == [1, 9, 1]
             assert plane.scorer.scored == [1, 9, 1]
 
         run(test())
@@ -347,7 +353,7 @@ class TestBatching:
             cancelled, stays = plane.ask(Request(0)), plane.ask(Request(0, 0))
             await asyncio.sleep(0)
             cancelled.cancel()
-            assert (await stays).reply == [1.0, 1.0]
+            assert scores(await stays) == [1.0, 1.0]
             assert plane.scorer.scored == [2]
             assert plane.versions.open()[0].users == 0
 

@@ -16,85 +16,15 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
 from time import monotonic
-from typing import Any, Protocol
 
 import numpy as np
 
 from clickline.errors import RequestRefused
-from clickline.records import EncodedRows, RequestRows, SlotIds
+from clickline.records import EncodedRows, SlotIds
 from clickline.scoring.scorer import Scores
-from clickline.serving.open_versions import OpenVersion, OpenVersions, ScorerLike
+from clickline.serving.open_versions import OpenVersions
+from clickline.serving.protocols.request import Done, Request, Response
 from clickline.serving.server_log import ServerLog
-
-
-class TargetLike(Protocol):
-    """The model and version that a request names."""
-
-    @property
-    def model(self) -> str: ...
-    @property
-    def version(self) -> int | None: ...
-
-
-class CallLike(Protocol):
-    """A decoded request."""
-
-    @property
-    def rows(self) -> RequestRows: ...
-    @property
-    def context(self) -> RequestRows | None: ...
-
-
-class PredictionRequest(Protocol):
-    """A prediction request as its endpoint reads it: pure functions of its bytes."""
-
-    @property
-    def protocol(self) -> str: ...
-    def target(self) -> TargetLike: ...
-    def decode(self, scorer: ScorerLike) -> CallLike: ...
-    def encode(self, call: Any, answer: Scores) -> Any: ...
-
-
-class RequestResult:
-    """A scored request: the encoded reply, and what the metrics count."""
-
-    __slots__ = ("reply", "rows", "version")
-
-    def __init__(self, reply: Any, answer: Scores) -> None:
-        self.reply = reply
-        self.version = answer.version
-        self.rows = answer.probability_B.size
-
-
-Done = Callable[[RequestResult | RequestRefused], None]
-"""Called on the event loop with the result of a request."""
-
-
-class QueuedRequest:
-    """A request that is queued or being scored."""
-
-    __slots__ = (
-        "arrived",
-        "call",
-        "cancelled",
-        "deadline",
-        "done",
-        "encoded",
-        "finished",
-        "lease",
-        "request",
-    )
-
-    def __init__(self, request: PredictionRequest, deadline: float | None, done: Done) -> None:
-        self.request = request
-        self.deadline = deadline
-        self.done = done
-        self.arrived = monotonic()
-        self.cancelled = False  # the client no longer waits for the answer
-        self.finished = False  # `done` was called
-        self.lease: OpenVersion | None = None
-        self.call: CallLike | None = None
-        self.encoded: EncodedRows | None = None  # if it may be batched with others
 
 
 class Dataplane:
@@ -121,7 +51,7 @@ class Dataplane:
         self._threads = threads
         self._max_concurrent = max_concurrent
         self._loop = asyncio.get_running_loop()
-        self._queue: deque[QueuedRequest] = deque()
+        self._queue: deque[Request] = deque()
         self._queued_rows = 0  # rows of queued requests that may be batched
         self._running = 0
         self._step_scheduled = False  # a step runs in this iteration of the loop
@@ -131,7 +61,7 @@ class Dataplane:
     def queue_length(self) -> int:
         return len(self._queue)
 
-    def submit(self, request: PredictionRequest, deadline: float | None, done: Done) -> QueuedRequest:
+    def submit(self, request: Request, deadline: float | None, done: Done) -> None:
         """Queue a request, or raise RequestRefused. `deadline` is a time of `time.monotonic`: the loop's clock counts
         only whole milliseconds."""
         if len(self._queue) >= self._max_queued:
@@ -139,45 +69,44 @@ class Dataplane:
                 "overloaded",
                 f"{self._max_queued} requests are waiting already. Try again later, or add servers.",
             )
-        job = QueuedRequest(request, deadline, done)
-        if self._batch_rows and not self._decode_early(job):
-            return job
-        self._queue.append(job)
+        request.deadline, request.done = deadline, done
+        if self._batch_rows and not self._decode_early(request):
+            return
+        self._queue.append(request)
         self._schedule_step()
-        return job
 
-    async def answer(self, request: PredictionRequest, deadline: float | None) -> RequestResult:
+    async def answer(self, request: Request, deadline: float | None) -> Response:
         """Queue a request and wait for its result."""
-        future: asyncio.Future[RequestResult] = self._loop.create_future()
+        future: asyncio.Future[Response] = self._loop.create_future()
 
-        def done(result: RequestResult | RequestRefused) -> None:
+        def done(result: Response | RequestRefused) -> None:
             if future.done():
                 return
-            if isinstance(result, RequestResult):
+            if isinstance(result, Response):
                 future.set_result(result)
             else:
                 future.set_exception(result)
 
-        job = self.submit(request, deadline, done)
+        self.submit(request, deadline, done)
         try:
             return await future
         finally:
-            if not job.finished:
-                self.cancel(job)
+            if not request.finished:
+                self.cancel(request)
 
-    def cancel(self, job: QueuedRequest) -> bool:
+    def cancel(self, request: Request) -> bool:
         """Cancel a request whose client no longer waits. True: it was still queued, so nothing was computed and
         `done` will not be called. It leaves the queue at once, so cancelled requests do not keep others out."""
-        job.cancelled = True
+        request.cancelled = True
         try:
-            self._queue.remove(job)
+            self._queue.remove(request)
         except ValueError:
             return False
-        if job.encoded is not None:
-            self._queued_rows -= job.encoded.rows
-        if job.lease is not None:
-            self.versions.release(job.lease)
-            job.lease = None
+        if request.encoded is not None:
+            self._queued_rows -= request.encoded.rows
+        if request.lease is not None:
+            self.versions.release(request.lease)
+            request.lease = None
         return True
 
     def internal_error(self, error: Exception, protocol: str) -> RequestRefused:
@@ -211,8 +140,8 @@ class Dataplane:
             self._timer = None
         if not self._queue or self._running >= self._max_concurrent:
             return
-        jobs = self._next_batch()
-        ready = [job for job in jobs if self._lease(job)]
+        requests = self._next_batch()
+        ready = [request for request in requests if self._lease(request)]
         if not ready:
             self._schedule_step()
         elif self._threads is None:
@@ -225,112 +154,114 @@ class Dataplane:
             )
             self._schedule_step()
 
-    def _on_scored(
-        self, jobs: list[QueuedRequest], scored: asyncio.Future[list[RequestResult | Exception]]
-    ) -> None:
+    def _on_scored(self, requests: list[Request], scored: asyncio.Future[list[Response | Exception]]) -> None:
         self._running -= 1
-        self._finish(jobs, scored.result())
+        self._finish(requests, scored.result())
         self._schedule_step()
 
-    def _next_batch(self) -> list[QueuedRequest]:
+    def _next_batch(self) -> list[Request]:
         """Take the next request from the queue, with others that can be batched with it."""
         head = self._queue.popleft()
         if head.encoded is None:
             return [head]
-        jobs, rows = [head], head.encoded.rows
+        requests, rows = [head], head.encoded.rows
         while self._queue and rows < self._batch_rows:
             other = self._queue[0]
             if other.encoded is None or other.lease is not head.lease:
                 break
             rows += other.encoded.rows
-            jobs.append(self._queue.popleft())
+            requests.append(self._queue.popleft())
         self._queued_rows -= rows
-        return jobs
+        return requests
 
-    def _lease(self, job: QueuedRequest) -> bool:
-        """Lease the version of a job, unless its client no longer waits."""
+    def _lease(self, request: Request) -> bool:
+        """Lease the version of a request, unless its client no longer waits."""
         try:
-            if job.cancelled:
+            if request.cancelled:
                 raise RequestRefused("late", "The client disconnected.")
-            if job.deadline is not None and monotonic() >= job.deadline:
+            if request.deadline is not None and monotonic() >= request.deadline:
                 raise RequestRefused(
                     "late", "The deadline passed before the request was scored. Nothing was computed for it."
                 )
-            if job.lease is None:
-                target = job.request.target()
-                job.lease = self.versions.lease(target.model, target.version)
+            if request.lease is None:
+                request.read_target()
+                request.lease = self.versions.lease(request.model, request.version)
         except Exception as error:  # noqa: BLE001 - reported to the client
-            self._finish([job], [error])
+            self._finish([request], [error])
             return False
         return True
 
-    def _decode_early(self, job: QueuedRequest) -> bool:
+    def _decode_early(self, request: Request) -> bool:
         """With batching, requests are decoded on arrival: only then is the number of queued rows known."""
-        if not self._lease(job):
+        if not self._lease(request):
             return False
-        assert job.lease is not None
+        assert request.lease is not None
         try:
-            job.call = job.request.decode(job.lease.scorer)
-            if job.call.context is None and job.call.rows.rows < self._batch_rows:
-                job.encoded = job.lease.scorer.encode(job.call.rows)
-                self._queued_rows += job.encoded.rows
+            request.call = request.decode(request.lease.scorer)
+            if request.call.context is None and request.call.rows.rows < self._batch_rows:
+                request.encoded = request.lease.scorer.encode(request.call.rows)
+                self._queued_rows += request.encoded.rows
         except Exception as error:  # noqa: BLE001 - reported to the client
-            self._finish([job], [error])
+            self._finish([request], [error])
             return False
         return True
 
-    def _finish(self, jobs: Sequence[QueuedRequest], results: Sequence[RequestResult | Exception]) -> None:
-        for job, result in zip(jobs, results, strict=True):
-            if job.lease is not None:
-                self.versions.release(job.lease)
-                job.lease = None
-            if not isinstance(result, RequestResult | RequestRefused):
-                result = self.internal_error(result, job.request.protocol)
-            job.finished = True
+    def _finish(self, requests: Sequence[Request], results: Sequence[Response | Exception]) -> None:
+        for request, result in zip(requests, results, strict=True):
+            if request.lease is not None:
+                self.versions.release(request.lease)
+                request.lease = None
+            if not isinstance(result, Response | RequestRefused):
+                result = self.internal_error(result, request.protocol)
+            request.finished = True
+            done = request.done
+            del request.done  # which refers to the request: its rows would be kept until the next garbage collection
             try:
-                job.done(result)
+                done(result)
             except Exception as error:  # noqa: BLE001 - the other requests of this step still get their results
-                self._log.unexpected(error, "sending an answer", job.request.protocol)
+                self._log.unexpected(error, "sending an answer", request.protocol)
 
 
-def _score_batch(jobs: Sequence[QueuedRequest]) -> list[RequestResult | Exception]:
-    """Score jobs that have leased the same version. Touches nothing but the jobs."""
-    if len(jobs) == 1 and jobs[0].encoded is None:
-        return [_catch(lambda: _score_one(jobs[0]))]
-    lease = jobs[0].lease
+def _score_batch(requests: Sequence[Request]) -> list[Response | Exception]:
+    """Score requests that have leased the same version. Touches nothing but the requests."""
+    if len(requests) == 1 and requests[0].encoded is None:
+        return [_catch(lambda: _score_one(requests[0]))]
+    lease = requests[0].lease
     assert lease is not None
-    encoded_rows = [job.encoded for job in jobs if job.encoded is not None]
+    encoded_rows = [request.encoded for request in requests if request.encoded is not None]
     try:
         answer = lease.scorer.score(concatenate_rows(encoded_rows))
     except Exception as error:  # noqa: BLE001 - reported to every client of the batch
-        return [error] * len(jobs)
+        return [error] * len(requests)
     results, start = [], 0
-    for job, encoded in zip(jobs, encoded_rows, strict=True):
+    for request, encoded in zip(requests, encoded_rows, strict=True):
         part = slice(start, start := start + encoded.rows)
         rows = Scores(answer.version, answer.logit_B[part], answer.probability_B[part])
-        results.append(_catch(lambda job=job, rows=rows: _encode(job, rows)))  # type: ignore[misc]
+        results.append(_catch(lambda request=request, rows=rows: _encode(request, rows)))  # type: ignore[misc]
     return results
 
 
-def _catch(work: Callable[[], RequestResult]) -> RequestResult | Exception:
+def _catch(work: Callable[[], Response]) -> Response | Exception:
     try:
         return work()
     except Exception as error:  # noqa: BLE001 - reported to the client
         return error
 
 
-def _score_one(job: QueuedRequest) -> RequestResult:
-    assert job.lease is not None
-    scorer = job.lease.scorer
-    if job.call is None:
-        job.call = job.request.decode(scorer)
-    if job.call.context is None:
-        return _encode(job, scorer.predict(job.call.rows))
-    return _encode(job, scorer.rank(job.call.context, job.call.rows))
+def _score_one(request: Request) -> Response:
+    assert request.lease is not None
+    scorer = request.lease.scorer
+    if request.call is None:
+        request.call = request.decode(scorer)
+    if request.call.context is None:
+        return _encode(request, scorer.predict(request.call.rows))
+    return _encode(request, scorer.rank(request.call.context, request.call.rows))
 
 
-def _encode(job: QueuedRequest, answer: Scores) -> RequestResult:
-    return RequestResult(job.request.encode(job.call, answer), answer)
+def _encode(request: Request, answer: Scores) -> Response:
+    response = request.encode(answer)
+    response.version, response.rows = answer.version, answer.probability_B.size
+    return response
 
 
 def concatenate_rows(parts: Sequence[EncodedRows]) -> EncodedRows:

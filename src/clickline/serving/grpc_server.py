@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Mapping
 from time import monotonic
-from typing import Any, Protocol
+from typing import Any
 
 from google.protobuf import descriptor_pool
 from grpc_health.v1 import health_pb2
@@ -13,13 +13,13 @@ from grpc_reflection.v1alpha import reflection, reflection_pb2
 
 from clickline.config.sections import ServeSection
 from clickline.errors import Refusal, RequestRefused
-from clickline.scoring.scorer import Scores
 from clickline.serving.auth import BearerAuth, server_tls
-from clickline.serving.dataplane import Dataplane, QueuedRequest, RequestResult
-from clickline.serving.http2 import BufferedBytes, Http2Connection, Stream
-from clickline.serving.open_versions import OpenVersions, ScorerLike
+from clickline.serving.dataplane import Dataplane
+from clickline.serving.http2.connection import Http2Connection
+from clickline.serving.http2.stream import BufferedBytes, Stream
+from clickline.serving.open_versions import OpenVersions
 from clickline.serving.ports import bound_socket
-from clickline.serving.protocols.call import Call, Limits, Target
+from clickline.serving.protocols.request import Limits, Request, Response
 from clickline.serving.server_log import ServerLog
 from clickline.serving.server_metrics import RequestMetrics
 from clickline.wire.messages import METHODS, POOL
@@ -44,37 +44,8 @@ _MAX_BUFFERED = 16  # times the largest request: limit of all incomplete request
 _MAX_REFLECTION_REQUESTS = 1000  # in one reflection call
 
 
-class GrpcEndpoint(Protocol):
-    """A method that scores rows: a module of `protocols/`."""
-
-    def target(self, body: bytes) -> Target: ...
-    def decode(self, body: bytes, model: Any, limits: Limits) -> Call: ...
-    def encode(self, call: Call, answer: Any) -> bytes: ...
-
-
 GrpcInfoEndpoint = Callable[[bytes, OpenVersions], bytes]
 """A method about the server or the model: metadata, status, health."""
-
-
-class _GrpcPrediction:
-    """A prediction request over gRPC."""
-
-    __slots__ = ("_body", "_endpoint", "_limits", "protocol")
-
-    def __init__(self, protocol: str, endpoint: GrpcEndpoint, body: bytes, limits: Limits) -> None:
-        self.protocol = protocol
-        self._endpoint = endpoint
-        self._body = body
-        self._limits = limits
-
-    def target(self) -> Target:
-        return self._endpoint.target(self._body)
-
-    def decode(self, scorer: ScorerLike) -> Call:
-        return self._endpoint.decode(self._body, scorer, self._limits)
-
-    def encode(self, call: Call, answer: Scores) -> bytes:
-        return self._endpoint.encode(call, answer)
 
 
 class GrpcServer:
@@ -82,7 +53,7 @@ class GrpcServer:
 
     def __init__(
         self,
-        endpoints: Mapping[str, tuple[str, GrpcEndpoint]],
+        endpoints: Mapping[str, type[Request]],
         info_endpoints: Mapping[str, tuple[str, GrpcInfoEndpoint]],
         plane: Dataplane,
         auth: BearerAuth,
@@ -90,7 +61,8 @@ class GrpcServer:
         metrics: RequestMetrics,
         log: ServerLog,
     ) -> None:
-        """`endpoints` and `info_endpoints`: by full method name, each with the protocol's name for metrics and logs."""
+        """`endpoints` and `info_endpoints`: by full method name; the latter with the protocol's name for metrics and
+        logs."""
         self._endpoints = endpoints
         self._info_endpoints = info_endpoints
         self._plane = plane
@@ -98,8 +70,8 @@ class GrpcServer:
         self._serve = serve
         self._metrics = metrics
         self._log = log
-        self._limits = Limits(max_rows=serve.max_rows, ignore_unknown=serve.unknown_fields == "ignore")
-        self._jobs: dict[Stream, QueuedRequest] = {}
+        self._limits = Limits(serve.max_rows, serve.unknown_fields == "ignore", serve.max_body)
+        self._requests: dict[Stream, Request] = {}
         self._connections: set[Http2Connection] = set()
         self._server: asyncio.Server | None = None
         self._health = _Health(("", *METHODS))
@@ -146,7 +118,7 @@ class GrpcServer:
             if monotonic() >= incomplete_until:
                 for connection in list(self._connections):
                     connection.finish_drain()
-                if not self._jobs and not any(connection.busy for connection in self._connections):
+                if not self._requests and not any(connection.busy for connection in self._connections):
                     break  # the remaining connections wait for no answer
             await asyncio.sleep(0.005)
         for connection in list(self._connections):
@@ -181,7 +153,7 @@ class GrpcServer:
         path = stream.path
         endpoint = self._endpoints.get(path)
         if endpoint is not None:
-            self._predict(stream, *endpoint, message)
+            self._predict(stream, endpoint(message, self._limits))
         elif path in self._info_endpoints:
             self._describe(stream, *self._info_endpoints[path], message)
         elif path == _REFLECTION:
@@ -193,36 +165,33 @@ class GrpcServer:
         stream.finish()
 
     def on_cancel(self, stream: Stream) -> None:
-        job = self._jobs.pop(stream, None)
-        if job is not None and self._plane.cancel(job):
-            self._metrics.info_answered(job.request.protocol, "CANCELLED")
+        request = self._requests.pop(stream, None)
+        if request is not None and self._plane.cancel(request):
+            self._metrics.info_answered(request.protocol, "CANCELLED")
         self._health.forget(stream)
 
-    def _predict(self, stream: Stream, protocol: str, endpoint: GrpcEndpoint, body: bytes) -> None:
-        arrived = monotonic()
-
-        def done(result: RequestResult | RequestRefused) -> None:
-            self._jobs.pop(stream, None)
-            if isinstance(result, RequestResult):
-                stream.reply(result.reply)
-                self._metrics.answered(protocol, "OK", result.version, result.rows, monotonic() - arrived)
+    def _predict(self, stream: Stream, request: Request) -> None:
+        def done(result: Response | RequestRefused) -> None:
+            self._requests.pop(stream, None)
+            if isinstance(result, Response):
+                stream.reply(result.body)
+                seconds = monotonic() - request.arrived
+                self._metrics.answered(request.protocol, "OK", result.version, result.rows, seconds)
             else:
-                self._refuse(protocol, result, stream)
+                self._refuse(request.protocol, result, stream)
 
         try:
-            limit = self._serve.max_body
-            if len(body) > limit:
+            size, limit = len(request.body), self._limits.max_body
+            if size > limit:
                 raise RequestRefused(
                     "invalid",
-                    f"The request has {len(body)} bytes; {limit} are allowed (serve.max_body). "
-                    "Send fewer rows at once.",
+                    f"The request has {size} bytes; {limit} are allowed (serve.max_body). Send fewer rows at once.",
                 )
-            request = _GrpcPrediction(protocol, endpoint, body, self._limits)
-            job = self._plane.submit(request, stream.deadline, done)
-            if not job.finished:
-                self._jobs[stream] = job
+            self._plane.submit(request, stream.deadline, done)
+            if not request.finished:
+                self._requests[stream] = request
         except RequestRefused as refused:
-            self._refuse(protocol, refused, stream)
+            self._refuse(request.protocol, refused, stream)
 
     def _describe(self, stream: Stream, protocol: str, endpoint: GrpcInfoEndpoint, body: bytes) -> None:
         try:

@@ -15,23 +15,12 @@ import uvicorn
 
 from clickline.config.sections import ServeSection, TlsSection
 from clickline.errors import Refusal, RequestRefused
-from clickline.scoring.scorer import Scores
 from clickline.serving.auth import BearerAuth
 from clickline.serving.dataplane import Dataplane
 from clickline.serving.http1 import Http1Protocol, OnRefused
-from clickline.serving.open_versions import ScorerLike
-from clickline.serving.protocols.call import Call, Target
-from clickline.serving.protocols.http_common import (
-    STATUS,
-    Headers,
-    HttpEndpoint,
-    HttpInfoEndpoint,
-    HttpLimits,
-    HttpResponse,
-    ServerState,
-    error_response,
-)
+from clickline.serving.protocols.http_common import STATUS, Headers, error_response
 from clickline.serving.protocols.http_routes import route
+from clickline.serving.protocols.request import Limits, Response
 from clickline.serving.server_log import ServerLog
 from clickline.serving.server_metrics import RequestMetrics
 
@@ -139,28 +128,6 @@ async def _send(send: Any, status: int, headers: Iterable[tuple[bytes, bytes]], 
     await send({"type": "http.response.body", "body": body})
 
 
-class _HttpPrediction:
-    """A prediction request over HTTP."""
-
-    __slots__ = ("_body", "_endpoint", "_headers", "_limits", "protocol")
-
-    def __init__(self, endpoint: HttpEndpoint, body: bytes, headers: Headers, limits: HttpLimits) -> None:
-        self.protocol = endpoint.protocol
-        self._endpoint = endpoint
-        self._body = body
-        self._headers = headers
-        self._limits = limits
-
-    def target(self) -> Target:
-        return self._endpoint.target
-
-    def decode(self, scorer: ScorerLike) -> Call:
-        return self._endpoint.decode(self._body, self._headers, scorer, self._limits)
-
-    def encode(self, call: Call, answer: Scores) -> HttpResponse:
-        return self._endpoint.encode(call, answer)
-
-
 class HttpEndpoints:
     """The ASGI application of the HTTP port."""
 
@@ -172,33 +139,34 @@ class HttpEndpoints:
         self._metrics = metrics
         self._log = log
         self._buffered = 0  # bytes of incomplete bodies
-        self._limits = HttpLimits(
-            max_rows=serve.max_rows,
-            ignore_unknown=serve.unknown_fields == "ignore",
-            max_body=serve.max_body,
-        )
+        self._limits = Limits(serve.max_rows, serve.unknown_fields == "ignore", serve.max_body)
 
     async def __call__(self, scope: dict[str, Any], receive: Any, send: Any) -> None:
         if scope["type"] != "http":
             return
         arrived = monotonic()
-        endpoint = route(scope["method"], scope["path"])
-        protocol = "rest" if isinstance(endpoint, HttpResponse) else endpoint.protocol
-        refuse = error_response if isinstance(endpoint, HttpResponse) else endpoint.refuse
+        found = route(scope["method"], scope["path"])
+        protocol, refuse = (
+            ("rest", error_response) if isinstance(found, Response) else (found.protocol, found.refuse)
+        )
         headers = dict(scope["headers"])
         try:
             if not scope["path"].startswith("/v2/health/"):  # probes have no token
                 self._auth.check(headers.get(b"authorization"))
             deadline = _deadline(headers, arrived)
             body = await self._body(headers, receive)
-            if isinstance(endpoint, HttpEndpoint):
-                request = _HttpPrediction(endpoint, body, headers, self._limits)
-                result = await self._plane.answer(request, deadline)
-                response: HttpResponse = result.reply
-                seconds = monotonic() - arrived
-                self._metrics.answered(protocol, str(response.status), result.version, result.rows, seconds)
+            if isinstance(found, Response):
+                response = found
+            elif found.endpoint is None:
+                response = found.description(self._plane.versions)
             else:
-                response = endpoint if isinstance(endpoint, HttpResponse) else self._info(endpoint)
+                response = await self._plane.answer(found.request(body, headers, self._limits), deadline)
+            if response.rows:  # scored
+                seconds = monotonic() - arrived
+                self._metrics.answered(
+                    protocol, str(response.status), response.version, response.rows, seconds
+                )
+            else:
                 self._metrics.info_answered(protocol, str(response.status))
         except _Disconnected:
             return
@@ -218,12 +186,6 @@ class HttpEndpoints:
     def _count_refused(self, protocol: str, status: int, refused: RequestRefused) -> None:
         self._metrics.refused(protocol, str(status), refused.kind)
         self._log.refused(protocol, refused.kind, str(refused))
-
-    def _info(self, endpoint: HttpInfoEndpoint) -> HttpResponse:
-        current = self._plane.versions.current
-        return endpoint.answer(
-            ServerState(self._plane.versions.names, None if current is None else current.scorer)
-        )
 
     async def _body(self, headers: Headers, receive: Any) -> bytes:
         limit = self._limits.max_body

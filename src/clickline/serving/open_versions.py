@@ -109,6 +109,23 @@ class OpenVersions:
             )
         return version
 
+    def served(self) -> list[int]:
+        """The numbers that a request may name."""
+        return [version.scorer.number for version in self.open() if version.was_current]
+
+    def states(self, name: str, number: int | None) -> dict[int, str]:
+        """The state of the version that a request names, or of all open ones, newest first."""
+        found = self.find(name, number)
+        return {
+            version.scorer.number: "UNLOADING"
+            if version.retired
+            else "AVAILABLE"
+            if version.was_current
+            else "LOADING"
+            for version in reversed(self.open())
+            if number is None or version is found
+        } or {found.scorer.number: "END"}
+
     def lease(self, name: str, number: int | None) -> OpenVersion:
         """Find a version and lease it until `release`."""
         with self._lock:

@@ -11,12 +11,17 @@ import orjson
 
 from clickline.errors import RequestRefused
 from clickline.scoring.scorer import Scores
-from clickline.serving.grpc_server import GrpcEndpoint
 from clickline.serving.open_versions import ScorerLike
-from clickline.serving.protocols import kserve_grpc, ranking_grpc, tfserving_grpc
-from clickline.serving.protocols.call import Call, Limits, number_columns
-from clickline.serving.protocols.http_common import HttpEndpoint, HttpLimits
-from clickline.serving.protocols.http_routes import route
+from clickline.serving.protocols import (
+    kserve_grpc,
+    kserve_http,
+    ranking_grpc,
+    ranking_http,
+    tfserving_grpc,
+    tfserving_http,
+)
+from clickline.serving.protocols.http_common import HttpRequest
+from clickline.serving.protocols.request import Call, Limits, Request, number_columns
 from clickline.wire.messages import ModelInferRequest, PredictRequest, RankRequest, TensorProto
 
 _ROWS = 2
@@ -25,16 +30,11 @@ _FLOAT, _STRING = 1, 7  # numbers of DataType
 
 def warm_up(scorer: ScorerLike) -> None:
     """Answer one request of every kind and discard the answers."""
-    for endpoint, body in _grpc_requests(scorer):
+    for request in (*_grpc_requests(scorer), *_rest_requests(scorer)):
         with suppress(RequestRefused):  # a field may refuse the value; most of the path has run by then
-            call = endpoint.decode(body, scorer, Limits())
-            endpoint.encode(call, _score(scorer, call))
-    for path, document in _rest_requests(scorer):
-        http_endpoint = route("POST", path)
-        assert isinstance(http_endpoint, HttpEndpoint), path
-        with suppress(RequestRefused):
-            call = http_endpoint.decode(orjson.dumps(document), {}, scorer, HttpLimits())
-            http_endpoint.encode(call, _score(scorer, call))
+            request.read_target()
+            call = request.decode(scorer)
+            request.encode(_score(scorer, call))
     scorer.misses_S[:] = 0
     scorer.lookups_S[:] = 0
 
@@ -58,12 +58,12 @@ def _split_columns(scorer: ScorerLike) -> tuple[Sequence[str], Sequence[str]]:
     return scorer.columns[::2], scorer.columns[1::2]
 
 
-def _grpc_requests(scorer: ScorerLike) -> Iterator[tuple[GrpcEndpoint, bytes]]:
+def _grpc_requests(scorer: ScorerLike) -> Iterator[Request]:
     numbers = number_columns(scorer.features)
     predict = PredictRequest()
     for column in scorer.columns:
         _fill(predict.inputs[column], column in numbers, _ROWS)
-    yield tfserving_grpc, predict.SerializeToString()
+    yield tfserving_grpc.Predict(predict.SerializeToString(), Limits())
     shared, own = _split_columns(scorer)
     rank = RankRequest()
     for column in shared:
@@ -71,7 +71,7 @@ def _grpc_requests(scorer: ScorerLike) -> Iterator[tuple[GrpcEndpoint, bytes]]:
     for column in own:
         _fill(rank.candidates[column], column in numbers, _ROWS)
     if own:
-        yield ranking_grpc, rank.SerializeToString()
+        yield ranking_grpc.Rank(rank.SerializeToString(), Limits())
     typed, raw = ModelInferRequest(), ModelInferRequest()
     for column in scorer.columns:
         number = column in numbers
@@ -83,8 +83,8 @@ def _grpc_requests(scorer: ScorerLike) -> Iterator[tuple[GrpcEndpoint, bytes]]:
         else:
             typed.inputs[-1].contents.bytes_contents.extend([b"1"] * _ROWS)
             raw.raw_input_contents.append(struct.pack("<I1sI1s", 1, b"1", 1, b"1"))
-    yield kserve_grpc, typed.SerializeToString()
-    yield kserve_grpc, raw.SerializeToString()
+    yield kserve_grpc.Infer(typed.SerializeToString(), Limits())
+    yield kserve_grpc.Infer(raw.SerializeToString(), Limits())
 
 
 def _fill(tensor: TensorProto, number: bool, rows: int) -> None:
@@ -96,22 +96,22 @@ def _fill(tensor: TensorProto, number: bool, rows: int) -> None:
         tensor.string_val.extend([b"1"] * rows)
 
 
-def _rest_requests(scorer: ScorerLike) -> Iterator[tuple[str, object]]:
+def _rest_requests(scorer: ScorerLike) -> Iterator[Request]:
     numbers = number_columns(scorer.features)
 
     def value(column: str) -> float | str:
         return 1.5 if column in numbers else "1"
 
     row = {column: value(column) for column in scorer.columns}
-    yield "/v1/models/warm:predict", {"instances": [row] * _ROWS}
-    yield "/v1/models/warm:predict", {"inputs": {column: [value] * _ROWS for column, value in row.items()}}
+    yield _posted(tfserving_http.Predict, {"instances": [row] * _ROWS})
+    yield _posted(
+        tfserving_http.Predict, {"inputs": {column: [value] * _ROWS for column, value in row.items()}}
+    )
     shared, own = _split_columns(scorer)
     if own:
         context = {column: row[column] for column in shared}
-        yield (
-            "/v1/models/warm:rank",
-            {"context": context, "candidates": [{column: row[column] for column in own}] * _ROWS},
-        )
+        candidates = [{column: row[column] for column in own}] * _ROWS
+        yield _posted(ranking_http.Rank, {"context": context, "candidates": candidates})
     inputs = [
         {
             "name": column,
@@ -121,4 +121,8 @@ def _rest_requests(scorer: ScorerLike) -> Iterator[tuple[str, object]]:
         }
         for column in scorer.columns
     ]
-    yield "/v2/models/warm/infer", {"inputs": inputs}
+    yield _posted(kserve_http.Infer, {"inputs": inputs})
+
+
+def _posted(endpoint: type[HttpRequest], document: object) -> Request:
+    return endpoint(orjson.dumps(document), {}, Limits())

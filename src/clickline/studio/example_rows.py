@@ -19,7 +19,7 @@ from clickline.features import FeatureSpec
 from clickline.features.raw_columns import drop_missing
 from clickline.features.raw_columns import to_float32 as read_numbers
 from clickline.records import IntegerColumn, NumberColumn, RawColumn, RawRows, category_text
-from clickline.serving.protocols.call import multi_value_columns, number_columns
+from clickline.serving.protocols.request import multi_value_columns, number_columns
 from clickline.storage.storage import Storage
 from clickline.studio.file_reads import current_dataset, read_document
 

@@ -13,8 +13,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import orjson
-
 from clickline.artifacts.registry import Registry
 from clickline.artifacts.version import Version
 from clickline.client import AsyncClient
@@ -23,8 +21,8 @@ from clickline.errors import ClicklineError, RequestRefused
 from clickline.scoring.open_scorer import open_scorer
 from clickline.scoring.scorer import Scorer
 from clickline.serving.auth import read_token
-from clickline.serving.protocols.http_common import HttpEndpoint, HttpLimits
-from clickline.serving.protocols.http_routes import route
+from clickline.serving.protocols.json_rows import rows_from_objects
+from clickline.serving.protocols.request import Limits
 from clickline.studio.example_rows import form_fields, rows_of_logs
 from clickline.studio.home_view import HomeView, SlowAnswer
 from clickline.studio.serving_view import trusted_certificates
@@ -177,11 +175,9 @@ class Playground:
 
 def _scored(scorer: Scorer, rows: Sequence[Row]) -> list[float]:
     """Score rows as the server does, through the same JSON decoder. Columns unknown to the version are dropped."""
-    endpoint = route("POST", "/v1/models/before:predict")
-    assert isinstance(endpoint, HttpEndpoint)
     known = [{name: value for name, value in row.items() if name in scorer.columns} for row in rows]
-    call = endpoint.decode(orjson.dumps({"instances": known}), {}, scorer, HttpLimits())
-    return [float(score) for score in scorer.predict(call.rows).probability_B]
+    decoded = rows_from_objects(scorer, known, "rows", Limits())
+    return [float(score) for score in scorer.predict(decoded).probability_B]
 
 
 def _without(row: Row, column: str) -> Row:

@@ -11,7 +11,16 @@ from numpy.typing import NDArray
 
 from clickline.embedding.raw_memory import Int
 from clickline.numba_cache import njit
-from clickline.protobuf_wire import Bytes, load_u32, read_span, read_tag, read_varint, skip_field
+from clickline.protobuf_wire import (
+    Bytes,
+    count_packed,
+    find_name,
+    load_u32,
+    read_span,
+    read_tag,
+    read_varint,
+    skip_field,
+)
 from clickline.records import ABSENT
 from clickline.wire.tensor_layout import (
     BEGIN,
@@ -54,46 +63,6 @@ from clickline.wire.tensor_layout import (
 
 Indices = NDArray[np.int64]
 Header = NDArray[np.int64]
-
-
-@njit(cache=True, nogil=True)
-def _hash(data: Bytes, start: Int, end: Int) -> Int:
-    """FNV-1a, for the hash table of names."""
-    value = np.uint64(0xCBF29CE484222325)
-    for i in range(start, end):
-        value = (value ^ np.uint64(data[i])) * np.uint64(0x100000001B3)
-    return np.int64(value >> np.uint64(20))
-
-
-@njit(cache=True, nogil=True)
-def fill_name_table(table: Indices, names: Bytes, name_ends_C1: Indices) -> None:
-    """Fill a hash table with the names; its size is a power of two larger than their number."""
-    for c in range(name_ends_C1.size - 1):
-        at = _hash(names, name_ends_C1[c], name_ends_C1[c + 1]) & (table.size - 1)
-        while table[at] >= 0:
-            at = (at + 1) & (table.size - 1)
-        table[at] = c
-
-
-@njit(cache=True, nogil=True)
-def _find_column(
-    data: Bytes, start: Int, end: Int, names: Bytes, name_ends_C1: Indices, table: Indices
-) -> Int:
-    """The index of the column with this name, or -1."""
-    at = _hash(data, start, end) & (table.size - 1)
-    while table[at] >= 0:
-        c = table[at]
-        first = name_ends_C1[c]
-        if name_ends_C1[c + 1] - first == end - start:
-            same = True
-            for i in range(end - start):
-                if names[first + i] != data[start + i]:
-                    same = False
-                    break
-            if same:
-                return c
-        at = (at + 1) & (table.size - 1)
-    return -1
 
 
 @njit(cache=True, nogil=True)
@@ -140,24 +109,10 @@ def _count_values(data: Bytes, key: Int, pos: Int, end: Int, wire_F: Indices, co
             return -1
         if wire == 2:
             counts_F[field] += 1
-        elif wire == 1:
-            count = 0
-            run = 0
-            for at in range(start, stop):
-                run += 1
-                if data[at] < 0x80:
-                    count += 1
-                    run = 0
-                elif run == 10:
-                    return -1
-            if run > 0:
-                return -1
-            counts_F[field] += count
-        else:
-            if (stop - start) % wire != 0:
-                return -1
-            counts_F[field] += (stop - start) // wire
-        return stop
+            return stop
+        count = count_packed(data, start, stop, 0 if wire == 1 else wire)
+        counts_F[field] += count
+        return -1 if count < 0 else stop
     after = skip_field(data, key, pos, end)
     if (key & 7 == 0 and wire == 1) or (key & 7 == 5 and wire == 4) or (key & 7 == 1 and wire == 8):
         counts_F[field] += 1
@@ -250,7 +205,7 @@ def parse_predict(
     map_tag: Int,
     names: Bytes,
     name_ends_C1: Indices,
-    table: Indices,
+    name_slots: Indices,
     ignore_unknown: bool,
     header_CF: Header,
 ) -> tuple[Int, Int, Int]:
@@ -290,7 +245,7 @@ def parse_predict(
                 pos = skip_field(data, key, pos, stop)
             if pos < 0:
                 return MALFORMED, name, name_end
-        c = _find_column(data, name, name_end, names, name_ends_C1, table)
+        c = find_name(data, name, name_end, names, name_ends_C1, name_slots)
         if c < 0:
             if not ignore_unknown:
                 return UNKNOWN, name, name_end
@@ -389,7 +344,7 @@ def parse_infer(
     data: Bytes,
     names: Bytes,
     name_ends_C1: Indices,
-    table: Indices,
+    name_slots: Indices,
     ignore_unknown: bool,
     header_CF: Header,
 ) -> tuple[Int, Int, Int, Int, Int]:
@@ -435,7 +390,7 @@ def parse_infer(
         if name_end < 0:
             return MALFORMED, 0, 0, inputs, raws
         pos = stop
-        c = _find_column(data, name, name_end, names, name_ends_C1, table)
+        c = find_name(data, name, name_end, names, name_ends_C1, name_slots)
         if c < 0:
             if not ignore_unknown:
                 return UNKNOWN, name, name_end, inputs, raws

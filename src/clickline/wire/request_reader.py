@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from clickline.errors import RequestRefused
+from clickline.protobuf_wire import NameTable
 from clickline.records import (
     PRECISION,
     IntegerColumn,
@@ -63,11 +64,7 @@ class RequestReader:
 
     def __init__(self, columns: tuple[str, ...]) -> None:
         self.columns = columns
-        names = [name.encode() for name in columns]
-        self._names = np.frombuffer(b"".join(names), dtype=np.uint8)
-        self._name_ends_C1 = np.cumsum([0, *map(len, names)], dtype=np.int64)
-        self._table = np.full(1 << (2 * len(names) + 1).bit_length(), -1, dtype=np.int64)
-        parse_tensors.fill_name_table(self._table, self._names, self._name_ends_C1)
+        self._names = NameTable.of(columns)
 
     @staticmethod
     @lru_cache(maxsize=16)
@@ -95,7 +92,7 @@ class RequestReader:
         data = np.frombuffer(body, dtype=np.uint8)
         header_CF = np.zeros((len(self.columns), tensor_layout.HEADER_FIELDS), dtype=np.int64)
         status, start, end = parse_tensors.parse_predict(
-            data, field << 3 | 2, self._names, self._name_ends_C1, self._table, ignore_unknown, header_CF
+            data, field << 3 | 2, *self._names, ignore_unknown, header_CF
         )
         if status:
             raise self._field_error(status, bytes(body[start:end]))
@@ -106,7 +103,7 @@ class RequestReader:
         data = np.frombuffer(body, dtype=np.uint8)
         header_CF = np.zeros((len(self.columns), tensor_layout.HEADER_FIELDS), dtype=np.int64)
         status, start, end, inputs, raws = parse_tensors.parse_infer(
-            data, self._names, self._name_ends_C1, self._table, ignore_unknown, header_CF
+            data, *self._names, ignore_unknown, header_CF
         )
         if status:
             raise self._field_error(status, bytes(body[start:end]))

@@ -6,14 +6,16 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 
 import grpc
 import numpy as np
 
 from clickline.errors import RequestRefused
 from clickline.features import DenseField, FeatureSpec, SlotField
-from clickline.serving.protocols import kserve_grpc, ranking_grpc, tfserving_grpc
-from clickline.serving.protocols.call import Limits
+from clickline.serving.grpc_methods import GRPC_ENDPOINTS, GRPC_INFO_ENDPOINTS
+from clickline.serving.open_versions import OpenVersions
+from clickline.serving.protocols.request import Limits, Request
 
 FEATURES = FeatureSpec(
     (DenseField("I1", "I1", "log1p"), DenseField("I2", "I2", "none")),
@@ -48,37 +50,52 @@ MODEL = StandIn()
 LIMITS = Limits(max_rows=1000)
 
 
+def versions(*numbers: int) -> OpenVersions:
+    """Versions that were current one after the other and are still leased; the last one is current."""
+    made = OpenVersions(("ads",), lambda scorer: None)
+    for number in numbers:
+        made.add(StandIn(number))
+        made.switch(number)
+        made.lease("", None)
+    return made
+
+
+VERSIONS = versions(11, 12)
+
+
 def answer(*probabilities: float) -> Answer:
     p = np.array(probabilities, dtype=np.float32)
     return Answer(MODEL.number, np.log(p / (1 - p)).astype(np.float32), p)
 
 
-def scored(endpoint, body: bytes) -> bytes:
-    """Answer a request: row b of B gets the probability (b + 1) / (B + 1)."""
-    endpoint.target(body)
-    call = endpoint.decode(body, MODEL, LIMITS)
-    return endpoint.encode(call, answer(*((row + 1) / (call.rows.rows + 1) for row in range(call.rows.rows))))
+def read(endpoint: type[Request], body: bytes, limits: Limits = LIMITS) -> Request:
+    """A request whose target is known."""
+    request = endpoint(body, limits)
+    request.read_target()
+    return request
+
+
+def target(endpoint: type[Request], body: bytes) -> tuple[str, int | None]:
+    request = read(endpoint, body)
+    return request.model, request.version
+
+
+def decoded(endpoint: type[Request], body: bytes, limits: Limits = LIMITS):
+    return read(endpoint, body, limits).decode(MODEL)
+
+
+def answered(endpoint: type[Request], body: bytes, *probabilities: float) -> bytes:
+    """The answer to a request. By default row b of B gets the probability (b + 1) / (B + 1)."""
+    request = read(endpoint, body)
+    rows = request.decode(MODEL).rows.rows
+    return request.encode(answer(*(probabilities or ((row + 1) / (rows + 1) for row in range(rows))))).body
 
 
 METHODS: dict[str, Callable[[bytes], bytes]] = {
-    "tensorflow.serving.PredictionService/Predict": lambda body: scored(tfserving_grpc, body),
-    "tensorflow.serving.PredictionService/GetModelMetadata": lambda body: tfserving_grpc.metadata(
-        body, MODEL
-    ),
-    "tensorflow.serving.ModelService/GetModelStatus": lambda body: tfserving_grpc.status(
-        {11: "UNLOADING", 12: "AVAILABLE"}
-    ),
-    "inference.GRPCInferenceService/ServerLive": lambda body: kserve_grpc.server_live(),
-    "inference.GRPCInferenceService/ServerReady": lambda body: kserve_grpc.server_ready(True),
-    "inference.GRPCInferenceService/ModelReady": lambda body: kserve_grpc.model_ready(
-        kserve_grpc.target(body).version in (None, 12)
-    ),
-    "inference.GRPCInferenceService/ServerMetadata": lambda body: kserve_grpc.server_metadata("0.1.0"),
-    "inference.GRPCInferenceService/ModelMetadata": lambda body: kserve_grpc.model_metadata(
-        body, MODEL, [11, 12]
-    ),
-    "inference.GRPCInferenceService/ModelInfer": lambda body: scored(kserve_grpc, body),
-    "clickline.v1.Ranking/Rank": lambda body: scored(ranking_grpc, body),
+    path.removeprefix("/"): partial(answered, endpoint) for path, endpoint in GRPC_ENDPOINTS.items()
+} | {
+    path.removeprefix("/"): partial(lambda info, body: info(body, VERSIONS), info)
+    for path, (_, info) in GRPC_INFO_ENDPOINTS.items()
 }
 
 

@@ -21,9 +21,10 @@ from clickline.records import (
     RequestRows,
     TextColumn,
 )
-from clickline.serving.protocols.call import Call
-from clickline.serving.protocols.http_common import HttpEndpoint, HttpLimits, HttpResponse
+from clickline.serving.open_versions import OpenVersions
+from clickline.serving.protocols.http_common import HttpRequest, Route
 from clickline.serving.protocols.http_routes import route
+from clickline.serving.protocols.request import Call, Limits, Response
 
 FEATURES = FeatureSpec(
     dense=(DenseField("I1", "I1", "log1p"), DenseField("I2", "I2", "none")),
@@ -37,15 +38,17 @@ FEATURES = FeatureSpec(
     ),
 )
 ENCODER = RequestEncoder(FEATURES)
-LIMITS = HttpLimits(max_rows=50, max_body=1 << 20)
+LIMITS = Limits(max_rows=50, max_body=1 << 20)
 
 
 class Model:
     """The part of a scorer that endpoints use."""
 
-    number = 12
     features = FEATURES
     columns = FEATURES.columns
+
+    def __init__(self, number: int = 12) -> None:
+        self.number = number
 
 
 @dataclass(frozen=True)
@@ -59,19 +62,41 @@ MODEL = Model()
 ANSWER = Answer(12, np.array([-2.25, 0.3], dtype=np.float32), np.array([0.1, 0.7], dtype=np.float32))
 
 
-def endpoint(path: str) -> HttpEndpoint:
+def endpoint(path: str) -> Route:
     found = route("POST", path)
-    assert isinstance(found, HttpEndpoint), found
+    assert isinstance(found, Route) and found.endpoint is not None, found
     return found
 
 
-def call(
-    path: str, body: bytes, headers: dict[bytes, bytes] | None = None, limits: HttpLimits = LIMITS
-) -> Call:
-    return endpoint(path).decode(body, headers or {}, MODEL, limits)
+def request(
+    path: str, body: bytes, headers: dict[bytes, bytes] | None = None, limits: Limits = LIMITS
+) -> HttpRequest:
+    return endpoint(path).request(body, headers or {}, limits)
 
 
-def header(reply: HttpResponse, name: bytes) -> bytes | None:
+def call(path: str, body: bytes, headers: dict[bytes, bytes] | None = None, limits: Limits = LIMITS) -> Call:
+    return request(path, body, headers, limits).decode(MODEL)
+
+
+def answered(
+    path: str, body: bytes, headers: dict[bytes, bytes] | None = None, answer: Answer = ANSWER
+) -> Response:
+    made = request(path, body, headers)
+    made.decode(MODEL)
+    return made.encode(answer)
+
+
+def versions_of(*models: Any, names: tuple[str, ...] = ("ads",)) -> OpenVersions:
+    """Versions that were current one after the other and are still leased; the last one is current."""
+    versions = OpenVersions(names, lambda scorer: None)
+    for model in models:
+        versions.add(model)
+        versions.switch(model.number)
+        versions.lease(names[0], None)
+    return versions
+
+
+def header(reply: Response, name: bytes) -> bytes | None:
     return dict(reply.headers).get(name)
 
 

@@ -7,13 +7,12 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 import tritonclient.grpc as triton
-from grpc_model import LIMITS, MODEL, answer, grpc_server
+from grpc_model import MODEL, answer, grpc_server, read, target, versions
 from tritonclient.grpc import service_pb2
 from tritonclient.utils import InferenceServerException
 
 from clickline.errors import RequestRefused
 from clickline.serving.protocols import kserve_grpc
-from clickline.serving.protocols.call import Target
 
 
 @pytest.fixture
@@ -89,11 +88,11 @@ def test_typed_contents_are_answered_in_typed_contents(rows):
     tensor = request.inputs.add(name="I1", datatype="FP64", shape=[rows])
     tensor.contents.fp64_contents.extend(range(rows))
     body = request.SerializeToString()
-    assert kserve_grpc.target(body) == Target("ads", 12)
-    call = kserve_grpc.decode(body, MODEL, LIMITS)
-    assert call.rows.numbers_CB[0].tolist() == list(range(rows))
+    infer = read(kserve_grpc.Infer, body)
+    assert (infer.model, infer.version) == ("ads", 12)
+    assert infer.decode(MODEL).rows.numbers_CB[0].tolist() == list(range(rows))
     p = np.linspace(0.1, 0.9, rows, dtype=np.float32)
-    response = service_pb2.ModelInferResponse.FromString(kserve_grpc.encode(call, answer(*p)))
+    response = service_pb2.ModelInferResponse.FromString(infer.encode(answer(*p)).body)
     assert not response.raw_output_contents and response.id == "x"
     found = {output.name: output for output in response.outputs}
     assert list(found["logistic"].contents.fp32_contents) == p.tolist()
@@ -104,9 +103,6 @@ def test_typed_contents_are_answered_in_typed_contents(rows):
 def test_version_that_is_not_a_number_is_refused():
     body = service_pb2.ModelReadyRequest(name="ads", version="latest").SerializeToString()
     with pytest.raises(RequestRefused, match='The version is "latest"; it must be a whole number'):
-        kserve_grpc.target(body)
-    assert kserve_grpc.target(service_pb2.ModelReadyRequest(name="ads").SerializeToString()) == Target(
-        "ads", None
-    )
+        kserve_grpc.model_ready(body, versions(12))
     with pytest.raises(RequestRefused, match="malformed"):
-        kserve_grpc.target(b"\x0a\x01\xff")
+        target(kserve_grpc.Infer, b"\x0a\x01\xff")

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import pytest
-from grpc_model import LIMITS, MODEL, answer
+from grpc_model import answered, decoded, target
 
 from clickline.errors import RequestRefused
-from clickline.serving.protocols import ranking_grpc
-from clickline.serving.protocols.call import Target
+from clickline.serving.protocols.ranking_grpc import Rank
 from clickline.wire.messages import RankRequest, RankResponse
 
 
@@ -28,21 +27,20 @@ def request(top_k: int = 0, context: bool = True) -> RankRequest:
 
 
 def ranked(made: RankRequest) -> RankResponse:
-    call = ranking_grpc.decode(made.SerializeToString(), MODEL, LIMITS)
-    return RankResponse.FromString(ranking_grpc.encode(call, answer(0.25, 0.75, 0.5, 0.75)))
+    return RankResponse.FromString(answered(Rank, made.SerializeToString(), 0.25, 0.75, 0.5, 0.75))
 
 
 def refusal(made: RankRequest) -> str:
     with pytest.raises(RequestRefused) as refused:
-        ranking_grpc.decode(made.SerializeToString(), MODEL, LIMITS)
+        decoded(Rank, made.SerializeToString())
     assert refused.value.kind == "invalid"
     return str(refused.value)
 
 
 def test_context_and_candidates_are_decoded():
     body = request().SerializeToString()
-    assert ranking_grpc.target(body) == Target("ads", None)
-    call = ranking_grpc.decode(body, MODEL, LIMITS)
+    assert target(Rank, body) == ("ads", None)
+    call = decoded(Rank, body)
     assert call.rows.rows == 4 and call.context.rows == 1
     assert call.context.kind_C.astype(bool).tolist() == [True, False, True, False, False, False]
     assert call.rows.kind_C.astype(bool).tolist() == [False, False, False, True, False, False]
@@ -62,7 +60,7 @@ def test_best_come_first_and_ties_keep_their_order(top_k, order):
 
 
 def test_context_is_optional():
-    call = ranking_grpc.decode(request(context=False).SerializeToString(), MODEL, LIMITS)
+    call = decoded(Rank, request(context=False).SerializeToString())
     assert call.context is None and call.rows.rows == 4
 
 

@@ -10,11 +10,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from grpc_model import LIMITS, MODEL, answer, grpc_server
+from grpc_model import MODEL, VERSIONS, answer, decoded, grpc_server, read, target
 
 from clickline.errors import RequestRefused
 from clickline.serving.protocols import tfserving_grpc
-from clickline.serving.protocols.call import Limits, Target
+from clickline.serving.protocols.request import Limits
+from clickline.serving.protocols.tfserving_grpc import Predict
 from clickline.wire.messages import (
     GetModelMetadataRequest,
     GetModelMetadataResponse,
@@ -44,8 +45,9 @@ def request(rows: int = 3, **spec) -> PredictRequest:
 
 
 def answered(made: PredictRequest, *probabilities: float) -> PredictResponse:
-    call = tfserving_grpc.decode(made.SerializeToString(), MODEL, LIMITS)
-    return PredictResponse.FromString(tfserving_grpc.encode(call, answer(*probabilities)))
+    asked = read(Predict, made.SerializeToString())
+    asked.decode(MODEL)
+    return PredictResponse.FromString(asked.encode(answer(*probabilities)).body)
 
 
 def values(tensor) -> list:
@@ -86,7 +88,7 @@ def test_the_output_filter_is_honoured():
     made.output_filter.extend(["logits", "logistic", "logits"])
     assert sorted(answered(made, 0.5).outputs) == ["logistic", "logits"]
     made.output_filter.append("score")
-    message = refusal(tfserving_grpc.decode, made.SerializeToString(), MODEL, LIMITS)
+    message = refusal(decoded, Predict, made.SerializeToString())
     assert message == 'There is no output "score". Available: probabilities, logistic, logits, class_ids.'
 
 
@@ -98,48 +100,51 @@ def test_signatures(signature):
 
 def test_unknown_signature_is_refused():
     body = request(signature_name="classify").SerializeToString()
-    message = refusal(tfserving_grpc.decode, body, MODEL, LIMITS)
+    message = refusal(decoded, Predict, body)
     assert message == 'There is no signature "classify". Available: serving_default, predict.'
 
 
 def test_target_of_a_request():
-    assert tfserving_grpc.target(request().SerializeToString()) == Target("ads", None)
-    assert tfserving_grpc.target(request(version=7).SerializeToString()) == Target("ads", 7)
-    assert tfserving_grpc.target(request(version=0).SerializeToString()) == Target("ads", 0)
-    assert tfserving_grpc.target(b"") == Target("", None)
-    message = refusal(tfserving_grpc.target, request(version_label="stable").SerializeToString())
+    assert target(Predict, request().SerializeToString()) == ("ads", None)
+    assert target(Predict, request(version=7).SerializeToString()) == ("ads", 7)
+    assert target(Predict, request(version=0).SerializeToString()) == ("ads", 0)
+    assert target(Predict, b"") == ("", None)
+    message = refusal(target, Predict, request(version_label="stable").SerializeToString())
     assert "stable" in message and "only numbers" in message
-    assert "malformed" in refusal(tfserving_grpc.target, b"\x0a\x02\xff\xff")
-    assert "malformed" in refusal(tfserving_grpc.target, b"\xff")
+    assert "malformed" in refusal(target, Predict, b"\x0a\x02\xff\xff")
+    assert "malformed" in refusal(target, Predict, b"\xff")
 
 
 def test_model_spec_in_two_pieces_is_merged():
     head = PredictRequest()
     head.model_spec.version.value = 5
     both = head.SerializeToString() + request(signature_name="predict").SerializeToString()
-    assert tfserving_grpc.target(both) == Target("ads", 5)
-    assert tfserving_grpc.decode(both, MODEL, LIMITS).details.signature == "predict"
+    assert target(Predict, both) == ("ads", 5)
+    merged = read(Predict, both)
+    merged.decode(MODEL)
+    response = PredictResponse.FromString(merged.encode(answer(0.5, 0.5, 0.5)).body)
+    assert response.model_spec.signature_name == "predict"
 
 
 def test_limits_of_the_config_are_enforced():
     made = request(3)
-    assert "allowed: up to 2" in refusal(
-        tfserving_grpc.decode, made.SerializeToString(), MODEL, Limits(max_rows=2)
-    )
+    assert "allowed: up to 2" in refusal(decoded, Predict, made.SerializeToString(), Limits(max_rows=2))
     made.inputs["age"].CopyFrom(made.inputs["I1"])
-    assert '"age" is not a field' in refusal(tfserving_grpc.decode, made.SerializeToString(), MODEL, LIMITS)
-    call = tfserving_grpc.decode(made.SerializeToString(), MODEL, Limits(ignore_unknown=True))
+    assert '"age" is not a field' in refusal(decoded, Predict, made.SerializeToString())
+    call = decoded(Predict, made.SerializeToString(), Limits(ignore_unknown=True))
     assert call.rows.rows == 3 and call.context is None
 
 
 def test_invalid_utf8_is_malformed():
-    assert "output_filter" in refusal(tfserving_grpc.decode, b"\x1a\x01\xff", MODEL, LIMITS)
+    assert "output_filter" in refusal(decoded, Predict, b"\x1a\x01\xff")
 
 
 def test_metadata_describes_inputs_and_outputs():
     asked = GetModelMetadataRequest(metadata_field=["signature_def"])
     asked.model_spec.name = "ads"
-    response = GetModelMetadataResponse.FromString(tfserving_grpc.metadata(asked.SerializeToString(), MODEL))
+    response = GetModelMetadataResponse.FromString(
+        tfserving_grpc.metadata(asked.SerializeToString(), VERSIONS)
+    )
     assert (response.model_spec.name, response.model_spec.version.value) == ("ads", 12)
     signatures = SignatureDefMap()
     assert response.metadata["signature_def"].Unpack(signatures)
@@ -174,7 +179,7 @@ def test_metadata_describes_inputs_and_outputs():
 def test_unknown_metadata_field_is_refused():
     body = GetModelMetadataRequest(metadata_field=["graph"]).SerializeToString()
     assert (
-        refusal(tfserving_grpc.metadata, body, MODEL)
+        refusal(tfserving_grpc.metadata, body, VERSIONS)
         == 'There is no metadata field "graph". Available: signature_def.'
     )
 
@@ -182,8 +187,7 @@ def test_unknown_metadata_field_is_refused():
 def test_status_of_versions():
     asked = GetModelStatusRequest()
     asked.model_spec.name = "ads"
-    assert tfserving_grpc.target(asked.SerializeToString()) == Target("ads", None)
-    response = GetModelStatusResponse.FromString(tfserving_grpc.status({11: "UNLOADING", 12: "AVAILABLE"}))
+    response = GetModelStatusResponse.FromString(tfserving_grpc.status(asked.SerializeToString(), VERSIONS))
     found = [(one.version, one.state, one.status.error_code) for one in response.model_version_status]
     assert found == [(12, 30, 0), (11, 40, 0)]
     assert response.model_version_status[0].HasField("status")

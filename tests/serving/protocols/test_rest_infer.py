@@ -10,14 +10,27 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from rest_model import ANSWER, FEATURES, LIMITS, MODEL, call, encoded, endpoint, header, same, values
+from rest_model import (
+    FEATURES,
+    LIMITS,
+    MODEL,
+    Model,
+    answered,
+    call,
+    encoded,
+    header,
+    same,
+    values,
+    versions_of,
+)
 from tritonclient.http import InferenceServerClient, InferInput, InferRequestedOutput, InferResult
 from tritonclient.utils import np_to_triton_dtype
 
 from clickline.errors import RequestRefused
 from clickline.features import Encoder
-from clickline.serving.protocols.http_common import HttpInfoEndpoint, HttpLimits, ServerState
+from clickline.serving.protocols.http_common import Route
 from clickline.serving.protocols.http_routes import route
+from clickline.serving.protocols.request import Limits
 
 INFER = "/v2/models/ads/infer"
 HEADER = b"inference-header-content-length"
@@ -198,7 +211,7 @@ def test_infinity_is_refused():
 
 
 def test_unknown_inputs_are_ignored_if_configured():
-    ignoring = HttpLimits(max_rows=50, ignore_unknown=True)
+    ignoring = Limits(max_rows=50, ignore_unknown=True)
     given_ = [tensor("X", texts(b"zzz", b"y")), tensor("C1", texts(b"a", b"b"))]
     assert values(infer(given_, ignoring).rows) == {"C1": [b"a", b"b"]}
 
@@ -286,8 +299,8 @@ def test_any_tensors_are_answered_or_refused(tensors, raw, outputs):
 # ── answers ────────────────────────────────────────────────────────────────────────────────────
 
 
-def result(asked) -> InferResult:
-    reply = endpoint(INFER).encode(asked, ANSWER)
+def result(inputs, **options) -> InferResult:
+    reply = answered(INFER, *built(inputs, **options))
     assert reply.status == 200
     length = header(reply, HEADER)
     return InferResult.from_response_body(reply.body, header_length=None if length is None else int(length))
@@ -304,7 +317,7 @@ EXPECTED = {
 @pytest.mark.parametrize("binary", [True, False])
 def test_answers_are_read_by_tritonclient(binary):
     options = {} if binary else {"outputs": [InferRequestedOutput(n, binary_data=False) for n in EXPECTED]}
-    found = result(infer([tensor("C1", texts(b"a", b"b"))], request_id="r-1", **options))
+    found = result([tensor("C1", texts(b"a", b"b"))], request_id="r-1", **options)
     for name, array in EXPECTED.items():
         got = found.as_numpy(name)
         assert got.dtype == array.dtype and got.shape == array.shape
@@ -318,7 +331,7 @@ def test_only_requested_outputs_are_returned():
         InferRequestedOutput("logits", binary_data=True),
         InferRequestedOutput("logistic", binary_data=False),
     ]
-    found = result(infer([tensor("C1", texts(b"a", b"b"))], outputs=wanted))
+    found = result([tensor("C1", texts(b"a", b"b"))], outputs=wanted)
     names = [(out["name"], "data" in out) for out in found.get_response()["outputs"]]
     assert names == [("logits", False), ("logistic", True)]
     assert "id" not in found.get_response()
@@ -326,7 +339,7 @@ def test_only_requested_outputs_are_returned():
 
 
 def test_plain_json_is_answered_in_plain_json():
-    reply = endpoint(INFER).encode(call(INFER, json.dumps(one()).encode()), ANSWER)
+    reply = answered(INFER, json.dumps(one()).encode())
     assert header(reply, b"content-type") == b"application/json" and header(reply, HEADER) is None
     found = json.loads(reply.body)
     assert [out["name"] for out in found["outputs"]] == list(EXPECTED)
@@ -341,31 +354,34 @@ def test_plain_json_is_answered_in_plain_json():
 # ── metadata and health ────────────────────────────────────────────────────────────────────────
 
 
-def get(path, current=MODEL):
+def get(path, *models):
     found = route("GET", path)
-    assert isinstance(found, HttpInfoEndpoint)
-    reply = found.answer(ServerState(("ads",), current))
+    assert isinstance(found, Route)
+    reply = found.description(versions_of(*models))
     return reply.status, json.loads(reply.body)
 
 
 def test_health_and_readiness():
-    assert get("/v2/health/live") == get("/v2/health/live", None) == (200, {"live": True})
-    assert get("/v2/health/ready") == (200, {"ready": True})
-    assert get("/v2/health/ready", None) == (503, {"ready": False})
-    assert get("/v2/models/ads/ready") == (200, {"name": "ads", "ready": True})
-    assert get("/v2/models/ads/versions/12/ready")[0] == 200
-    assert get("/v2/models/ads/versions/11/ready")[0] == 404
-    assert get("/v2/models/ads/ready", None) == (503, {"name": "ads", "ready": False})
-    assert get("/v2/models/bids/ready", None)[0] == 404
+    assert get("/v2/health/live", MODEL) == get("/v2/health/live") == (200, {"live": True})
+    assert get("/v2/health/ready", MODEL) == (200, {"ready": True})
+    assert get("/v2/health/ready") == (503, {"ready": False})
+    assert get("/v2/models/ads/ready", MODEL) == (200, {"name": "ads", "ready": True})
+    assert get("/v2/models/ads/versions/12/ready", MODEL)[0] == 200
+    assert get("/v2/models/ads/versions/11/ready", MODEL)[0] == 404
+    assert get("/v2/models/ads/versions/11/ready", Model(11), MODEL)[0] == 200
+    assert get("/v2/models/ads/ready") == (503, {"name": "ads", "ready": False})
+    assert get("/v2/models/bids/ready")[0] == 404
 
 
 def test_metadata():
-    status, found = get("/v2")
+    status, found = get("/v2", MODEL)
     assert status == 200 and found["name"] == "clickline"
     assert found["extensions"] == ["binary_tensor_data"]
-    status, found = get("/v2/models/ads/versions/12")
+    status, found = get("/v2/models/ads/versions/12", Model(11), MODEL)
     assert status == 200
-    assert (found["name"], found["versions"]) == ("ads", ["12"])
+    assert (found["name"], found["versions"]) == ("ads", ["11", "12"])
+    assert get("/v2/models/ads/versions/11", Model(11), MODEL) == (200, found)
+    assert get("/v2/models/ads/versions/10", Model(11), MODEL)[0] == 404
     inputs = {given_["name"]: given_ for given_ in found["inputs"]}
     assert list(inputs) == list(MODEL.columns)
     assert inputs["I1"] == {"name": "I1", "datatype": "FP32", "shape": [-1]}

@@ -12,18 +12,30 @@ import orjson
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from rest_model import ANSWER, FEATURES, LIMITS, MODEL, Answer, call, encoded, endpoint, header, same, values
+from rest_model import (
+    FEATURES,
+    LIMITS,
+    MODEL,
+    Answer,
+    Model,
+    answered,
+    call,
+    encoded,
+    endpoint,
+    header,
+    same,
+    values,
+    versions_of,
+)
 
 from clickline.errors import RequestRefused
 from clickline.features import Encoder
 from clickline.serving.protocols.http_common import (
-    HttpInfoEndpoint,
-    HttpLimits,
-    HttpResponse,
-    ServerState,
+    Route,
     preview,
 )
 from clickline.serving.protocols.http_routes import route
+from clickline.serving.protocols.request import Limits, Response
 
 PREDICT = "/v1/models/ads:predict"
 
@@ -168,7 +180,7 @@ def test_unknown_fields_are_refused_with_a_suggestion():
     message = refused({"instances": [{"C1": "a"}, {"Tag": "a"}]})
     assert "'Tag'" in message and "'tags'" in message
     assert "'D9'" in refused({"inputs": {"D9": [1]}})
-    ignoring = HttpLimits(max_rows=50, ignore_unknown=True)
+    ignoring = Limits(max_rows=50, ignore_unknown=True)
     assert values(predict({"instances": [{"C1": "a", "Tag": {}}]}, ignoring).rows) == {"C1": [b"a"]}
     assert values(predict({"inputs": {"C1": ["a"], "Tag": [[1, {}]]}}, ignoring).rows) == {"C1": [b"a"]}
 
@@ -294,8 +306,7 @@ def test_body_may_decompress_to_the_limit():
 
 
 def test_answers_by_rows_and_by_columns():
-    predict_endpoint = endpoint(PREDICT)
-    by_rows = predict_endpoint.encode(predict({"instances": [{}, {}]}), ANSWER)
+    by_rows = answered(PREDICT, b'{"instances": [{}, {}]}')
     assert (by_rows.status, header(by_rows, b"content-type")) == (200, b"application/json")
     assert header(by_rows, b"clickline-version") == b"12"
     expected = [
@@ -308,7 +319,7 @@ def test_answers_by_rows_and_by_columns():
         assert row.keys() == wanted.keys()
         for name, numbers in wanted.items():
             np.testing.assert_array_almost_equal(row[name], numbers, decimal=6)
-    by_columns = json.loads(predict_endpoint.encode(predict({"inputs": {"C1": ["a", "b"]}}), ANSWER).body)
+    by_columns = json.loads(answered(PREDICT, b'{"inputs": {"C1": ["a", "b"]}}').body)
     assert by_columns == {
         "outputs": {name: [row[name] for row in found["predictions"]] for name in expected[0]}
     }
@@ -318,7 +329,8 @@ def test_answers_by_rows_and_by_columns():
 def test_scores_read_back_as_the_same_bits(chances):
     probability_B = np.array(chances, dtype=np.float32)
     answer = Answer(3, probability_B - 1, probability_B)
-    found = json.loads(endpoint(PREDICT).write("rows", answer).body)["predictions"]
+    body = b'{"instances": [{}]}'
+    found = json.loads(answered(PREDICT, body, answer=answer).body)["predictions"]
     assert (
         np.array([row["logistic"][0] for row in found], dtype=np.float32).tobytes() == probability_B.tobytes()
     )
@@ -327,36 +339,40 @@ def test_scores_read_back_as_the_same_bits(chances):
 # ── metadata and status ────────────────────────────────────────────────────────────────────────
 
 
-STATE = ServerState(("ads", "wide_deep"), MODEL)
+VERSIONS = versions_of(Model(11), MODEL, names=("ads", "wide_deep"))
 
 
-def get(path, state=STATE):
+def get(path, versions=VERSIONS):
     found = route("GET", path)
-    assert isinstance(found, HttpInfoEndpoint)
-    reply = found.answer(state)
+    assert isinstance(found, Route)
+    reply = found.description(versions)
     return reply.status, json.loads(reply.body)
 
 
-@pytest.mark.parametrize("path", ["/v1/models/ads", "/v1/models/wide_deep/versions/12"])
-def test_status(path):
-    version = {"version": "12", "state": "AVAILABLE", "status": {"error_code": "OK", "error_message": ""}}
-    assert get(path) == (200, {"model_version_status": [version]})
+def test_status_of_every_served_version():
+    ok = {"error_code": "OK", "error_message": ""}
+    new = {"version": "12", "state": "AVAILABLE", "status": ok}
+    old = {"version": "11", "state": "UNLOADING", "status": ok}
+    assert get("/v1/models/ads") == (200, {"model_version_status": [new, old]})
+    assert get("/v1/models/wide_deep/versions/12") == (200, {"model_version_status": [new]})
+    assert get("/v1/models/ads/versions/11") == (200, {"model_version_status": [old]})
 
 
 @pytest.mark.parametrize("verb", ["", "/metadata"])
 def test_info_endpoints_of_unknown_models(verb):
     assert get(f"/v1/models/bids{verb}") == (
         404,
-        {"error": "there is no model 'bids'; available: ads, wide_deep."},
+        {"error": 'There is no model "bids". Available: "ads", "wide_deep".'},
     )
     assert get(f"/v1/models/ads/versions/3{verb}")[0] == 404
-    assert get(f"/v1/models/ads{verb}", ServerState(("ads",), None))[0] == 404
+    assert get(f"/v1/models/ads{verb}", versions_of())[0] == 503
 
 
 def test_metadata():
     status, found = get("/v1/models/ads/metadata")
     assert status == 200
     assert found["model_spec"] == {"name": "ads", "signature_name": "", "version": "12"}
+    assert get("/v1/models/ads/versions/11/metadata")[1]["model_spec"]["version"] == "11"
     signatures = found["metadata"]["signature_def"]["signature_def"]
     assert signatures.keys() == {"predict", "serving_default"}
     signature = signatures["predict"]
@@ -379,9 +395,9 @@ def test_metadata():
 
 def test_targets_come_from_the_path():
     found = endpoint("/v1/models/a.b-c_1/versions/7:predict")
-    assert (found.target.model, found.target.version, found.protocol) == ("a.b-c_1", 7, "tfserving_rest")
-    assert endpoint(PREDICT).target.version is None
-    assert endpoint("/v2/models/ads/versions/9/infer").target.version == 9
+    assert (found.model, found.version, found.protocol) == ("a.b-c_1", 7, "tfserving_rest")
+    assert endpoint(PREDICT).version is None
+    assert endpoint("/v2/models/ads/versions/9/infer").version == 9
     assert endpoint("/v1/models/ads/versions/9:rank").protocol == "rank_rest"
 
 
@@ -406,7 +422,7 @@ def test_targets_come_from_the_path():
 )
 def test_unknown_paths_are_not_found(method, path, status):
     reply = route(method, path)
-    assert isinstance(reply, HttpResponse)
+    assert isinstance(reply, Response)
     assert reply.status == status
     assert json.loads(reply.body).keys() == {"error"}
 
@@ -414,8 +430,8 @@ def test_unknown_paths_are_not_found(method, path, status):
 @given(st.sampled_from(["GET", "POST"]), st.text(alphabet="/v12:models.xpredictnfhaly", max_size=30))
 def test_any_path_is_answered(method, path):
     found = route(method, "/v1/models/" + path)
-    if isinstance(found, HttpInfoEndpoint):
-        assert found.answer(STATE).status in (200, 404)
+    if isinstance(found, Route) and found.endpoint is None:
+        assert found.description(VERSIONS).status in (200, 404)
 
 
 @pytest.mark.parametrize(

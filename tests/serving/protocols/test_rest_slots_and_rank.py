@@ -9,13 +9,13 @@ import pytest
 import xxhash
 from hypothesis import given
 from hypothesis import strategies as st
-from rest_model import ANSWER, FEATURES, LIMITS, MODEL, Answer, call, encoded, endpoint, values
+from rest_model import FEATURES, LIMITS, MODEL, Answer, answered, call, encoded, endpoint, values
 
 from clickline.errors import RequestRefused
 from clickline.features import encoder_kernels
 from clickline.records import FEATURE_ID, FLOAT64, INTEGER
-from clickline.serving.protocols.http_common import HttpLimits, HttpResponse
 from clickline.serving.protocols.http_routes import route
+from clickline.serving.protocols.request import Limits, Response
 
 CTR = "/ElasticCTRPredictionService/inference"
 RANK = "/v1/models/ads:rank"
@@ -120,14 +120,14 @@ def test_invalid_slots_are_refused(document, messages):
 
 
 def test_unknown_slots_are_ignored_if_configured():
-    rows = ctr(instance(**{"99": [1], "5": [2]}), limits=HttpLimits(ignore_unknown=True))
+    rows = ctr(instance(**{"99": [1], "5": [2]}), limits=Limits(ignore_unknown=True))
     assert values(rows) == {"5": [2]}
 
 
 def test_answers_and_errors_have_the_same_shape():
     inference = endpoint(CTR)
-    assert inference.target.model == ""
-    found = json.loads(inference.encode(call(CTR, b'{"instances":[{"slots":[]},{"slots":[]}]}'), ANSWER).body)
+    assert inference.model == ""
+    found = json.loads(answered(CTR, b'{"instances":[{"slots":[]},{"slots":[]}]}').body)
     assert found == {
         "predictions": [
             {"prob0": pytest.approx(0.9), "prob1": pytest.approx(0.1)},
@@ -140,9 +140,7 @@ def test_answers_and_errors_have_the_same_shape():
     assert reply.status == 429
     assert json.loads(reply.body) == {"predictions": [], "err_code": 429, "err_msg": "later"}
     wrong = route("GET", CTR)
-    assert (
-        isinstance(wrong, HttpResponse) and wrong.status == 405 and json.loads(wrong.body)["err_code"] == 405
-    )
+    assert isinstance(wrong, Response) and wrong.status == 405 and json.loads(wrong.body)["err_code"] == 405
 
 
 JSON = st.recursive(
@@ -212,9 +210,10 @@ def test_invalid_rankings_are_refused_over_http(document, messages):
 
 
 def ranked(probabilities, **options):
-    asked = rank({"candidates": {"C2": ["x"] * len(probabilities)}, **options})
+    document = {"candidates": {"C2": ["x"] * len(probabilities)}, **options}
     probability_B = np.array(probabilities, dtype=np.float32)
-    return json.loads(endpoint(RANK).encode(asked, Answer(5, probability_B, probability_B)).body)
+    answer = Answer(5, probability_B, probability_B)
+    return json.loads(answered(RANK, json.dumps(document).encode(), answer=answer).body)
 
 
 def test_all_scores_in_the_order_of_the_candidates():

@@ -21,7 +21,17 @@ from numpy.typing import NDArray
 from clickline.data.readers.byte_source import CRC_MISMATCH
 from clickline.data.readers.text_blocks import bad_rows
 from clickline.numba_cache import njit
-from clickline.protobuf_wire import Bytes, load_f32, read_span, read_tag, read_varint, skip_field
+from clickline.protobuf_wire import (
+    Bytes,
+    NameTable,
+    count_packed,
+    find_name,
+    load_f32,
+    read_span,
+    read_tag,
+    read_varint,
+    skip_field,
+)
 from clickline.records import (
     FLOAT32,
     PRECISION,
@@ -43,7 +53,7 @@ MAX_CELLS = 1 << 21
 MAX_RECORDS = 1 << 17
 
 Indices = NDArray[np.int64]
-Wanted = tuple[Bytes, Indices, Indices]  # names, where each ends, hash table of their indices
+Wanted = tuple[Bytes, Indices, Indices]  # the arrays of a NameTable
 Places = tuple[
     Bytes, Indices, Indices, Indices
 ]  # of one column: kind, begin, end, number of values per record
@@ -67,11 +77,7 @@ class ExampleParser:
     def __init__(self, wanted: tuple[str, ...]) -> None:
         self.wanted = wanted
         self.max_records = max(1, min(MAX_RECORDS, MAX_CELLS // max(1, len(wanted))))  # per block
-        names = [name.encode() for name in wanted]
-        self._names = np.frombuffer(b"".join(names), dtype=np.uint8)
-        self._name_ends_C1 = np.cumsum([0, *map(len, names)], dtype=np.int64)
-        self._table = np.full(1 << (2 * len(names) + 1).bit_length(), -1, dtype=np.int64)
-        _fill_table(self._table, self._names, self._name_ends_C1)
+        self._names = NameTable.of(wanted)
 
     def rows(self, block: Block, crc_good_B: NDArray[np.bool_] | None = None) -> RawRows:
         """The records of a block as rows. Records with a wrong crc are bad and not parsed."""
@@ -89,7 +95,7 @@ class ExampleParser:
             records.starts_B,
             records.ends_B,
             good_B,
-            (self._names, self._name_ends_C1, self._table),
+            (self._names.names, self._names.ends_C1, self._names.slots),
             kinds_CB,
             begins_CB,
             ends_CB,
@@ -123,16 +129,18 @@ def _column(data: Bytes, places: Places) -> RawColumn:
     offsets_B1 = at_B1 if multi else None
     size = int(at_B1[-1])
     found = kinds_B[counts_B > 0]
+    none_N, no_bits_N, no_numbers_N = np.empty(0, np.int64), np.empty(0, np.uint64), np.empty(0)
     if (found == INTEGERS).all() and len(found):
-        values_N, missing_N = np.zeros(size, dtype=np.uint64), np.ones(size, dtype=np.bool_)
-        _take_integers(data, places, at_B1, values_N, missing_N)
-        return IntegerColumn(values_N, missing_N, signed=True, offsets_B1=offsets_B1)
+        bits_N = np.zeros(size, dtype=np.uint64)
+        _take(data, places, at_B1, INTEGERS, none_N, none_N, bits_N, no_numbers_N)
+        missing_N = np.zeros(size, np.bool_) if multi else counts_B == 0
+        return IntegerColumn(bits_N, missing_N, signed=True, offsets_B1=offsets_B1)
     if (found == FLOATS).all() and len(found):
         numbers_N = np.full(size, np.nan)
-        _take_floats(data, places, at_B1, numbers_N)
+        _take(data, places, at_B1, FLOATS, none_N, none_N, no_bits_N, numbers_N)
         return NumberColumn(numbers_N, offsets_B1, PRECISION[FLOAT32])
     starts_N, ends_N = np.zeros(size, dtype=np.int64), np.zeros(size, dtype=np.int64)
-    _take_texts(data, places, at_B1, starts_N, ends_N)
+    _take(data, places, at_B1, BYTES, starts_N, ends_N, no_bits_N, no_numbers_N)
     if (found != BYTES).any():
         data = _numbers_as_text(data, places, at_B1, starts_N, ends_N)
     return TextColumn(data, starts_N, ends_N, offsets_B1)
@@ -143,10 +151,9 @@ def _numbers_as_text(
 ) -> Bytes:
     """Append the text of numbers to the buffer and set their spans (rare, so in plain Python)."""
     kinds_B, _, _, counts_B = places
-    integers_N, missing_N = np.zeros(len(starts_N), dtype=np.uint64), np.ones(len(starts_N), dtype=np.bool_)
-    numbers_N = np.full(len(starts_N), np.nan)
-    _take_integers(data, places, at_B1, integers_N, missing_N)
-    _take_floats(data, places, at_B1, numbers_N)
+    integers_N, numbers_N = np.zeros(len(starts_N), dtype=np.uint64), np.full(len(starts_N), np.nan)
+    for kind in (INTEGERS, FLOATS):
+        _take(data, places, at_B1, kind, starts_N, ends_N, integers_N, numbers_N)
     end, pieces = len(data), []
     for b in np.flatnonzero((kinds_B == INTEGERS) | (kinds_B == FLOATS)):
         for n in range(at_B1[b], at_B1[b] + counts_B[b]):
@@ -161,43 +168,6 @@ def _numbers_as_text(
 
 
 @njit(cache=True, nogil=True)
-def _hash(data: Bytes, start: int, end: int) -> int:
-    """FNV-1a, for the hash table of wanted names."""
-    value = np.uint64(0xCBF29CE484222325)
-    for i in range(start, end):
-        value = (value ^ np.uint64(data[i])) * np.uint64(0x100000001B3)
-    return int(value >> np.uint64(20))
-
-
-@njit(cache=True, nogil=True)
-def _fill_table(table: Indices, names: Bytes, name_ends_C1: Indices) -> None:
-    for c in range(len(name_ends_C1) - 1):
-        slot = _hash(names, name_ends_C1[c], name_ends_C1[c + 1]) & (len(table) - 1)
-        while table[slot] >= 0:
-            slot = (slot + 1) & (len(table) - 1)
-        table[slot] = c
-
-
-@njit(cache=True, nogil=True)
-def _find(data: Bytes, start: int, end: int, names: Bytes, name_ends_C1: Indices, table: Indices) -> int:
-    """Index of the wanted column with this name, or -1."""
-    slot = _hash(data, start, end) & (len(table) - 1)
-    while table[slot] >= 0:
-        c = int(table[slot])
-        first = name_ends_C1[c]
-        if name_ends_C1[c + 1] - first == end - start:
-            same = True
-            for i in range(end - start):
-                if names[first + i] != data[start + i]:
-                    same = False
-                    break
-            if same:
-                return c
-        slot = (slot + 1) & (len(table) - 1)
-    return -1
-
-
-@njit(cache=True, nogil=True)
 def _count(data: Bytes, pos: int, end: int, kind: int) -> int:
     """Number of values in a list message, or -1."""
     count = 0
@@ -209,18 +179,10 @@ def _count(data: Bytes, pos: int, end: int, kind: int) -> int:
             pos, stop = read_span(data, pos, end)
             if pos < 0:
                 return -1
-            if kind == BYTES:
-                count += 1
-            elif kind == FLOATS:
-                if (stop - pos) % 4:
-                    return -1
-                count += (stop - pos) // 4
-            else:
-                while pos < stop:
-                    _, pos = read_varint(data, pos, stop)
-                    if pos < 0:
-                        return -1
-                    count += 1
+            more = 1 if kind == BYTES else count_packed(data, pos, stop, 4 if kind == FLOATS else 0)
+            if more < 0:
+                return -1
+            count += more
             pos = stop
         else:
             if (kind == FLOATS and key == 0x0D) or (kind == INTEGERS and key == 0x08):
@@ -275,7 +237,7 @@ def _features(
     counts_CB: Indices,
 ) -> bool:
     """Record the position of each wanted feature of record `b` in this Features message; False: malformed."""
-    names, name_ends_C1, table = wanted
+    names, name_ends_C1, slots = wanted
     while pos < end:
         key, pos = read_tag(data, pos, end)
         if pos < 0:
@@ -303,7 +265,7 @@ def _features(
                 pos = skip_field(data, key, pos, entry_end)
             if pos < 0:
                 return False
-        c = _find(data, name, name_end, names, name_ends_C1, table)
+        c = find_name(data, name, name_end, names, name_ends_C1, slots)
         if c >= 0:
             kind, begin, count = _feature(data, value, value_end)
             if kind < 0:
@@ -348,87 +310,47 @@ def _locate(
                 break
 
 
-# The kernels below read features that `_locate` has validated.
-
-
 @njit(cache=True, nogil=True)
-def _take_texts(data: Bytes, places: Places, at_B1: Indices, starts_N: Indices, ends_N: Indices) -> None:
-    kinds_B, begins_B, stops_B, counts_B = places
-    for b in range(len(kinds_B)):
-        if kinds_B[b] != BYTES or counts_B[b] == 0:
-            continue
-        n, pos, end = at_B1[b], begins_B[b], stops_B[b]
-        while pos < end:
-            key, pos = read_tag(data, pos, end)
-            if key != 0x0A:
-                pos = skip_field(data, key, pos, end)
-                continue
-            pos, stop = read_span(data, pos, end)
-            while pos < stop:
-                key, pos = read_tag(data, pos, stop)
-                if key == 0x0A:
-                    starts_N[n], ends_N[n] = read_span(data, pos, stop)
-                    pos = ends_N[n]
-                    n += 1
-                else:
-                    pos = skip_field(data, key, pos, stop)
-
-
-@njit(cache=True, nogil=True)
-def _take_integers(
-    data: Bytes, places: Places, at_B1: Indices, values_N: NDArray[np.uint64], missing_N: NDArray[np.bool_]
+def _take(
+    data: Bytes,
+    places: Places,
+    at_B1: Indices,
+    wanted: int,
+    starts_N: Indices,
+    ends_N: Indices,
+    integers_N: NDArray[np.uint64],
+    numbers_N: NDArray[np.float64],
 ) -> None:
+    """Read the values of the features of one kind, which `_locate` has validated, into the arrays of that kind."""
     kinds_B, begins_B, stops_B, counts_B = places
+    single = 0x0D if wanted == FLOATS else 0x08  # tag of a value that is not packed
     for b in range(len(kinds_B)):
-        if kinds_B[b] != INTEGERS or counts_B[b] == 0:
+        if kinds_B[b] != wanted or counts_B[b] == 0:
             continue
         n, pos, end = at_B1[b], begins_B[b], stops_B[b]
         while pos < end:
             key, pos = read_tag(data, pos, end)
-            if key != 0x1A:
+            if key != wanted << 3 | 2:
                 pos = skip_field(data, key, pos, end)
                 continue
             pos, stop = read_span(data, pos, end)
             while pos < stop:
                 key, pos = read_tag(data, pos, stop)
                 if key == 0x0A:
-                    pos, packed_end = read_span(data, pos, stop)
-                    while pos < packed_end:
-                        values_N[n], pos = read_varint(data, pos, packed_end)
-                        missing_N[n] = False
-                        n += 1
-                elif key == 0x08:
-                    values_N[n], pos = read_varint(data, pos, stop)
-                    missing_N[n] = False
+                    pos, values_end = read_span(data, pos, stop)
+                elif key == single and wanted != BYTES:
+                    values_end = pos + 1  # one value is read: it begins before this
+                else:
+                    pos = skip_field(data, key, pos, stop)
+                    continue
+                if wanted == BYTES:
+                    starts_N[n], ends_N[n] = pos, values_end
+                    pos = values_end
                     n += 1
-                else:
-                    pos = skip_field(data, key, pos, stop)
-
-
-@njit(cache=True, nogil=True)
-def _take_floats(data: Bytes, places: Places, at_B1: Indices, numbers_N: NDArray[np.float64]) -> None:
-    kinds_B, begins_B, stops_B, counts_B = places
-    for b in range(len(kinds_B)):
-        if kinds_B[b] != FLOATS or counts_B[b] == 0:
-            continue
-        n, pos, end = at_B1[b], begins_B[b], stops_B[b]
-        while pos < end:
-            key, pos = read_tag(data, pos, end)
-            if key != 0x12:
-                pos = skip_field(data, key, pos, end)
-                continue
-            pos, stop = read_span(data, pos, end)
-            while pos < stop:
-                key, pos = read_tag(data, pos, stop)
-                packed_end = pos
-                if key == 0x0A:
-                    pos, packed_end = read_span(data, pos, stop)
-                elif key == 0x0D:
-                    packed_end = pos + 4
-                else:
-                    pos = skip_field(data, key, pos, stop)
-                    packed_end = pos
-                while pos < packed_end:
-                    numbers_N[n] = load_f32(data, pos)
-                    pos += 4
+                while pos < values_end:
+                    if wanted == FLOATS:
+                        numbers_N[n] = load_f32(data, pos)
+                        pos += 4
+                    else:
+                        integers_N[n], pos = read_varint(data, pos, stop)
                     n += 1

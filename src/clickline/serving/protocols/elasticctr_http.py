@@ -17,21 +17,23 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 from clickline.errors import Refusal, RequestRefused
-from clickline.serving.protocols.call import OUTPUTS, Call, Limits, Scores, ServedModel
+from clickline.scoring.scorer import Scores
+from clickline.serving.open_versions import ScorerLike
 from clickline.serving.protocols.http_common import (
     STATUS,
     HttpRequest,
-    HttpResponse,
     error_response,
     format_numbers,
     json_response,
+    kind_name,
     method_not_allowed,
     parse_json,
     preview,
     similar_name,
     version_header,
 )
-from clickline.serving.protocols.json_rows import RowsBuilder, check_rows, fields_of, kind_name
+from clickline.serving.protocols.json_rows import RowsBuilder, check_rows, fields_of
+from clickline.serving.protocols.request import OUTPUTS, Call, Response
 
 
 @dataclass(frozen=True)
@@ -45,7 +47,7 @@ class _Slot:
 _slots: WeakKeyDictionary[Any, Mapping[str, _Slot]] = WeakKeyDictionary()
 
 
-def _slots_of(model: ServedModel) -> Mapping[str, _Slot]:
+def _slots_of(model: ScorerLike) -> Mapping[str, _Slot]:
     """Return a model's slots by all their names; a name takes precedence over a number."""
     by_any_name = _slots.get(model)
     if by_any_name is None:
@@ -64,36 +66,48 @@ def _slots_of(model: ServedModel) -> Mapping[str, _Slot]:
     return by_any_name
 
 
-def read_inference(request: HttpRequest, model: ServedModel, limits: Limits) -> Call:
-    document = parse_json(request.body)
-    if type(document) is not dict or type(document.get("instances")) is not list:
-        raise RequestRefused("invalid", "the body must be an object with a list of instances.")
-    instances = document["instances"]
-    check_rows(len(instances), limits)
-    known = _slots_of(model)
-    by_column: dict[str, tuple[_Slot, list[list[int]]]] = {}  # the feasigns of each row, by column
-    for row, instance in enumerate(instances):
-        for slot in _given_slots(instance, row):
-            name = slot.get("slot_name")
-            field = known.get(name if type(name) is str else _as_text(name, row))
-            if field is not None:
-                if field.both:
-                    raise _not_a_number(field.column, row)
-                if field.column not in by_column:
-                    by_column[field.column] = (field, [[] for _ in instances])
-                by_column[field.column][1][row].extend(_feasigns(slot, row))
-            elif not limits.ignore_unknown:
-                hint = similar_name(str(name), known)
-                raise RequestRefused(
-                    "invalid", f"the model has no slot {preview(name)} (instances[{row}]).{hint}"
-                )
-    builder = RowsBuilder(fields_of(model), len(instances))
-    for field, values in by_column.values():
-        if field.number:
-            builder.values(field.column, values)
-        else:
-            builder.feature_ids(field.column, values, field.hashed)
-    return Call(builder.build())
+class Inference(HttpRequest):
+    """Scores instances of slots and feasigns."""
+
+    protocol = "elasticctr_rest"
+
+    def read(self, model: ScorerLike) -> Call:
+        document = parse_json(self.body)
+        if type(document) is not dict or type(document.get("instances")) is not list:
+            raise RequestRefused("invalid", "the body must be an object with a list of instances.")
+        instances = document["instances"]
+        check_rows(len(instances), self.limits)
+        known = _slots_of(model)
+        by_column: dict[str, tuple[_Slot, list[list[int]]]] = {}  # the feasigns of each row, by column
+        for row, instance in enumerate(instances):
+            for slot in _given_slots(instance, row):
+                name = slot.get("slot_name")
+                field = known.get(name if type(name) is str else _as_text(name, row))
+                if field is not None:
+                    if field.both:
+                        raise _not_a_number(field.column, row)
+                    if field.column not in by_column:
+                        by_column[field.column] = (field, [[] for _ in instances])
+                    by_column[field.column][1][row].extend(_feasigns(slot, row))
+                elif not self.limits.ignore_unknown:
+                    hint = similar_name(str(name), known)
+                    raise RequestRefused(
+                        "invalid", f"the model has no slot {preview(name)} (instances[{row}]).{hint}"
+                    )
+        builder = RowsBuilder(fields_of(model), len(instances))
+        for field, values in by_column.values():
+            if field.number:
+                builder.values(field.column, values)
+            else:
+                builder.feature_ids(field.column, values, field.hashed)
+        return Call(builder.build())
+
+    def encode(self, answer: Scores) -> Response:
+        both_B2 = OUTPUTS["probabilities"].values(answer)
+        pairs = zip(format_numbers(both_B2[:, 0]), format_numbers(both_B2[:, 1]), strict=True)
+        rows = b",".join(map(b'{"prob0":%b,"prob1":%b}'.__mod__, pairs))
+        body = b'{"predictions":[%b],"err_code":0,"err_msg":""}' % rows
+        return json_response(body, headers=[version_header(answer)])
 
 
 def _not_a_number(column: str, row: int) -> RequestRefused:
@@ -105,20 +119,12 @@ def _not_a_number(column: str, row: int) -> RequestRefused:
     )
 
 
-def write_inference(_: None, answer: Scores) -> HttpResponse:
-    both_B2 = OUTPUTS["probabilities"].values(answer)
-    pairs = zip(format_numbers(both_B2[:, 0]), format_numbers(both_B2[:, 1]), strict=True)
-    rows = b",".join(map(b'{"prob0":%b,"prob1":%b}'.__mod__, pairs))
-    body = b'{"predictions":[%b],"err_code":0,"err_msg":""}' % rows
-    return json_response(body, headers=[version_header(answer)])
-
-
-def refuse_method(method: str, path: str) -> HttpResponse:
+def refuse_method(method: str, path: str) -> Response:
     """The response to a method other than POST."""
     return method_not_allowed(method, path, ("POST",), {"predictions": [], "err_code": 405}, "err_msg")
 
 
-def refuse_inference(kind: Refusal, message: str) -> HttpResponse:
+def refuse_inference(kind: Refusal, message: str) -> Response:
     """An error response; `err_code` is the HTTP status."""
     return error_response(kind, message, {"predictions": [], "err_code": STATUS[kind]}, "err_msg")
 

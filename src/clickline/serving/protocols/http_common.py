@@ -1,10 +1,8 @@
-"""What the HTTP protocols share: endpoints, responses, errors, and JSON bodies.
+"""What the HTTP protocols share: routes, responses, errors, and JSON bodies.
 
-    route(method, path) ──▶ HttpEndpoint ──decode(body, headers, model, limits)──▶ Call ──scored──▶ encode(call, answer)
-                        ──▶ HttpInfoEndpoint ──answer(state)──▶ HttpResponse     metadata, status, health
-                        ──▶ HttpResponse                                         no such endpoint: an error
-
-Endpoints are pure: they read bytes and write bytes. The server handles sockets, deadlines, tokens and the queue.
+route(method, path) ──▶ Route to a subclass of HttpRequest   scores rows
+                    ──▶ Route to a function                  metadata, status, health
+                    ──▶ Response                             no such endpoint: an error
 """
 
 from __future__ import annotations
@@ -14,7 +12,8 @@ import re
 import reprlib
 import zlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from types import NoneType
 from typing import Any
 
 import numpy as np
@@ -22,7 +21,9 @@ import orjson
 from numpy.typing import NDArray
 
 from clickline.errors import Refusal, RequestRefused
-from clickline.serving.protocols.call import Call, Limits, Scores, ServedModel, Target
+from clickline.scoring.scorer import Scores
+from clickline.serving.open_versions import OpenVersions, ScorerLike
+from clickline.serving.protocols.request import Call, Limits, Request, Response
 from clickline.wire.name_matching import nearest_name
 
 Headers = Mapping[bytes, bytes]
@@ -39,91 +40,52 @@ STATUS: Mapping[Refusal, int] = {
 }
 
 
-@dataclass(frozen=True)
-class HttpLimits(Limits):
-    """Limits of HTTP requests from the config."""
-
-    max_body: int = 16 * 1024**2  # bytes, also after decompression
+Refuse = Callable[[Refusal, str], Response]
+Describe = Callable[[str, int | None, OpenVersions], Response]
+"""An endpoint about the server or the model: metadata, status, health. It gets the model and version of the path."""
 
 
-@dataclass(frozen=True)
-class ServerState:
-    """What an info endpoint can report: the model's names and the current version."""
+class HttpRequest(Request):
+    """A prediction request over HTTP."""
 
-    models: tuple[str, ...]  # names and aliases
-    current: ServedModel | None  # None: no version has been loaded yet
+    def __init__(
+        self, body: bytes, headers: Headers, limits: Limits, model: str = "", version: int | None = None
+    ) -> None:
+        super().__init__(body, limits, model, version)
+        self.headers = headers
 
+    def decode(self, model: ScorerLike) -> Call:
+        self.body = _decompressed(self.body, self.headers, self.limits)
+        return self.read(model)
 
-@dataclass(frozen=True)
-class HttpResponse:
-    """An HTTP response."""
-
-    status: int
-    headers: tuple[tuple[bytes, bytes], ...]
-    body: bytes
-
-
-@dataclass(frozen=True)
-class HttpRequest:
-    """A request after routing, with its body decompressed."""
-
-    target: Target
-    headers: Headers
-    body: bytes
-
-
-Refuse = Callable[[Refusal, str], HttpResponse]
+    def read(self, model: ScorerLike) -> Call:
+        """Decode the decompressed body."""
+        raise NotImplementedError
 
 
 @dataclass(frozen=True)
-class HttpEndpoint:
-    """An endpoint that scores rows."""
+class Route:
+    """The endpoint at a path, which scores rows or describes, and the model that the path names."""
 
     protocol: str  # for metrics and logs
-    target: Target
-    read: Callable[[HttpRequest, ServedModel, Limits], Call]
-    write: Callable[[Any, Scores], HttpResponse]  # takes the details that `read` put into the call
-    refuse: Refuse
+    endpoint: type[HttpRequest] | None = None
+    describe: Describe | None = None
+    model: str = ""
+    version: int | None = None
+    refuse: Refuse = field(default_factory=lambda: error_response)
 
-    def decode(self, body: bytes, headers: Headers, model: ServedModel, limits: HttpLimits) -> Call:
-        """Decode a body. Whatever is wrong with it raises RequestRefused."""
-        return self.read(
-            HttpRequest(self.target, headers, _decompressed(body, headers, limits)), model, limits
-        )
+    def request(self, body: bytes, headers: Headers, limits: Limits) -> HttpRequest:
+        """The request to score."""
+        assert self.endpoint is not None
+        return self.endpoint(body, headers, limits, self.model, self.version)
 
-    def encode(self, call: Call, answer: Scores) -> HttpResponse:
-        return self.write(call.details, answer)
-
-
-@dataclass(frozen=True)
-class HttpInfoEndpoint:
-    """An endpoint about the server or the model: metadata, status, health."""
-
-    protocol: str
-    target: Target
-    describe: Callable[[Target, ServerState], HttpResponse]
-    refuse: Refuse
-
-    def answer(self, state: ServerState) -> HttpResponse:
+    def description(self, versions: OpenVersions) -> Response:
+        """The response of an endpoint that only describes."""
+        assert self.describe is not None
         try:
-            return self.describe(self.target, state)
+            return self.describe(self.model, self.version, versions)
         except RequestRefused as refused:
             return self.refuse(refused.kind, str(refused))
-
-
-def check_target(target: Target, state: ServerState) -> ServedModel:
-    """Return the version that a request is about; RequestRefused if it is not served."""
-    if target.model not in state.models:
-        served = ", ".join(state.models)
-        raise RequestRefused("not_found", f"there is no model {preview(target.model)}; available: {served}.")
-    model = state.current
-    if model is None:
-        raise RequestRefused("not_found", f"{target.model} has no version yet; publish one.")
-    if target.version is not None and target.version != model.number:
-        raise RequestRefused(
-            "not_found", f"version {target.version} of {target.model} is not loaded; {model.number} is."
-        )
-    return model
 
 
 # ── answers ────────────────────────────────────────────────────────────────────────────────────
@@ -136,18 +98,16 @@ _EXTRA: Mapping[Refusal, tuple[tuple[bytes, bytes], ...]] = {
 }
 
 
-def json_response(
-    document: Any, status: int = 200, headers: Iterable[tuple[bytes, bytes]] = ()
-) -> HttpResponse:
+def json_response(document: Any, status: int = 200, headers: Iterable[tuple[bytes, bytes]] = ()) -> Response:
     """Make a JSON response. A document that is already bytes is sent unchanged."""
     if not isinstance(document, bytes):
         document = orjson.dumps(document, option=orjson.OPT_SERIALIZE_NUMPY)
-    return HttpResponse(status, (_JSON, *headers), document)
+    return Response(document, status, (_JSON, *headers))
 
 
 def error_response(
     kind: Refusal, message: str, rest: Mapping[str, Any] | None = None, key: str = "error"
-) -> HttpResponse:
+) -> Response:
     """Make an error response; by default in the form of TensorFlow Serving and the Open Inference Protocol."""
     sendable = message.encode("utf-8", "backslashreplace").decode()
     return json_response({**(rest or {}), key: sendable}, STATUS[kind], _EXTRA.get(kind, ()))
@@ -159,7 +119,7 @@ def method_not_allowed(
     allowed: Sequence[str],
     rest: Mapping[str, Any] | None = None,
     key: str = "error",
-) -> HttpResponse:
+) -> Response:
     """Make a 405 response; `rest` and `key` as in `error_response`."""
     message = f"{preview(method)} {preview(path)}: {' or '.join(allowed)} is allowed."
     return json_response({**(rest or {}), key: message}, 405, [(b"allow", ", ".join(allowed).encode())])
@@ -195,7 +155,7 @@ def similar_name(name: str, allowed: Iterable[str]) -> str:
 # ── bodies ─────────────────────────────────────────────────────────────────────────────────────
 
 
-def _decompressed(body: bytes, headers: Headers, limits: HttpLimits) -> bytes:
+def _decompressed(body: bytes, headers: Headers, limits: Limits) -> bytes:
     encoding = headers.get(b"content-encoding", b"identity").strip().lower()
     if encoding in (b"", b"identity"):
         return body
@@ -234,6 +194,20 @@ def parse_json(body: bytes) -> Any:
         except (ValueError, TypeError, RecursionError) as error:
             problem = str(error)
     raise RequestRefused("invalid", f"the body is not JSON: {problem[:200]}.")
+
+
+def parse_object(body: bytes) -> dict[str, Any]:
+    """Parse a JSON object."""
+    document = parse_json(body)
+    if type(document) is not dict:
+        raise RequestRefused("invalid", f"the body is {kind_name(document)}; it must be an object.")
+    return document
+
+
+def kind_name(value: Any) -> str:
+    """The JSON type of a value, for messages."""
+    names = {dict: "an object", list: "a list", str: "text", bool: "true or false", NoneType: "null"}
+    return names.get(type(value), "a number")
 
 
 def _integer(text: str) -> int | float:

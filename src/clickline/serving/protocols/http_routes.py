@@ -3,72 +3,62 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
 from clickline.errors import RequestRefused
 from clickline.serving.protocols import elasticctr_http, kserve_http, openapi, tfserving_http
-from clickline.serving.protocols.call import Call, Target, version_number
 from clickline.serving.protocols.http_common import (
-    HttpEndpoint,
-    HttpInfoEndpoint,
-    HttpResponse,
+    HttpRequest,
+    Route,
     error_response,
     method_not_allowed,
     preview,
 )
-from clickline.serving.protocols.ranking_http import read_rank, write_rank
+from clickline.serving.protocols.ranking_http import Rank
+from clickline.serving.protocols.request import Response, version_number
 
+_ELASTICCTR = "/ElasticCTRPredictionService/inference"
 _TFSERVING = re.compile(r"/v1/models/([^/:]+)(?:/versions/([^/:]+))?(:[^/:]*|/metadata)?")
 _KSERVE = re.compile(r"/v2/models/([^/]+)(?:/versions/([^/]+))?(/infer|/ready)?")
-_ELASTICCTR = "/ElasticCTRPredictionService/inference"
-
-_ENDPOINTS: Mapping[str, tuple[str, Callable[..., Call], Callable[..., HttpResponse]]] = {
-    ":predict": ("tfserving_rest", tfserving_http.read_predict, tfserving_http.write_predict),
-    ":rank": ("rank_rest", read_rank, write_rank),
-    "/infer": ("inference_rest", kserve_http.read_infer, kserve_http.write_infer),
+_ENDPOINTS: Mapping[str, type[HttpRequest]] = {
+    ":predict": tfserving_http.Predict,
+    ":rank": Rank,
+    "/infer": kserve_http.Infer,
 }
 _TFSERVING_INFO = {"": tfserving_http.status, "/metadata": tfserving_http.metadata}
 _KSERVE_INFO = {"": kserve_http.metadata, "/ready": kserve_http.model_ready}
-_SERVER_INFO = {
-    "/v2": kserve_http.server,
-    "/v2/": kserve_http.server,
-    "/v2/health/live": kserve_http.live,
-    "/v2/health/ready": kserve_http.ready,
+_SERVER_INFO: Mapping[str, Route] = {
+    "/openapi.json": Route("rest", describe=openapi.document),
+    "/v2": Route("inference_rest", describe=kserve_http.server),
+    "/v2/": Route("inference_rest", describe=kserve_http.server),
+    "/v2/health/live": Route("inference_rest", describe=kserve_http.live),
+    "/v2/health/ready": Route("inference_rest", describe=kserve_http.ready),
 }
 
 
-def route(method: str, path: str) -> HttpEndpoint | HttpInfoEndpoint | HttpResponse:
-    """Return the endpoint of a request, or an error response. `path` is decoded and without a query."""
+def route(method: str, path: str) -> Route | Response:
+    """Return the route of a request, or an error response. `path` is decoded and without a query."""
     if path == _ELASTICCTR:
-        refuse = elasticctr_http.refuse_inference
-        inference = HttpEndpoint(
-            "elasticctr_rest",
-            Target(""),
-            elasticctr_http.read_inference,
-            elasticctr_http.write_inference,
-            refuse,
-        )
-        return inference if method == "POST" else elasticctr_http.refuse_method(method, path)
+        if method != "POST":
+            return elasticctr_http.refuse_method(method, path)
+        inference = elasticctr_http.Inference
+        return Route(inference.protocol, inference, refuse=elasticctr_http.refuse_inference)
     try:
-        endpoint = _find_endpoint(path)
+        found = _SERVER_INFO.get(path) or _model_route(path)
     except RequestRefused as refused:
         return error_response(refused.kind, str(refused))
-    if endpoint is None:
+    if found is None:
         return error_response(
             "not_found",
             f"there is nothing at {preview(path)}. A model is at /v1/models/NAME or /v2/models/NAME.",
         )
-    allowed = ("POST",) if isinstance(endpoint, HttpEndpoint) else ("GET", "HEAD")
+    allowed = ("GET", "HEAD") if found.endpoint is None else ("POST",)
     if method not in allowed:
         return method_not_allowed(method, path, allowed)
-    return endpoint
+    return found
 
 
-def _find_endpoint(path: str) -> HttpEndpoint | HttpInfoEndpoint | None:
-    if path == "/openapi.json":
-        return HttpInfoEndpoint("rest", Target(""), openapi.document, error_response)
-    if path in _SERVER_INFO:
-        return HttpInfoEndpoint("inference_rest", Target(""), _SERVER_INFO[path], error_response)
+def _model_route(path: str) -> Route | None:
     for protocol, pattern, info in (
         ("tfserving_rest", _TFSERVING, _TFSERVING_INFO),
         ("inference_rest", _KSERVE, _KSERVE_INFO),
@@ -76,11 +66,10 @@ def _find_endpoint(path: str) -> HttpEndpoint | HttpInfoEndpoint | None:
         match = pattern.fullmatch(path)
         if match is None:
             continue
-        target = Target(match[1], version_number(match[2] or ""))
-        verb = match[3] or ""
-        if verb in _ENDPOINTS:
-            name, read, write = _ENDPOINTS[verb]
-            return HttpEndpoint(name, target, read, write, error_response)
+        model, version, verb = match[1], version_number(match[2] or ""), match[3] or ""
+        endpoint = _ENDPOINTS.get(verb)
+        if endpoint is not None:
+            return Route(endpoint.protocol, endpoint, model=model, version=version)
         if verb in info:
-            return HttpInfoEndpoint(protocol, target, info[verb], error_response)
+            return Route(protocol, describe=info[verb], model=model, version=version)
     return None

@@ -39,8 +39,9 @@ from clickline.records import (
     TextColumn,
     category_text,
 )
-from clickline.serving.protocols.call import Limits, ServedModel, multi_value_columns
-from clickline.serving.protocols.http_common import preview, similar_name
+from clickline.serving.open_versions import ScorerLike
+from clickline.serving.protocols.http_common import kind_name, preview, similar_name
+from clickline.serving.protocols.request import Limits, multi_value_columns
 
 FLOATS = {"float16": FLOAT16, "float32": FLOAT32}
 """Kinds of floats narrower than 64 bits, by NumPy name."""
@@ -58,7 +59,7 @@ class ModelFields:
 _fields: WeakKeyDictionary[Any, ModelFields] = WeakKeyDictionary()  # by model: the same for all its requests
 
 
-def fields_of(model: ServedModel) -> ModelFields:
+def fields_of(model: ScorerLike) -> ModelFields:
     fields = _fields.get(model)
     if fields is None:
         fields = _fields[model] = ModelFields(
@@ -307,7 +308,7 @@ def _offsets(counts: Sequence[int] | NDArray[np.int64]) -> NDArray[np.int64]:
 # ── whole requests ─────────────────────────────────────────────────────────────────────────────
 
 
-def rows_from_objects(model: ServedModel, objects: Any, what: str, limits: Limits) -> RequestRows:
+def rows_from_objects(model: ScorerLike, objects: Any, what: str, limits: Limits) -> RequestRows:
     """Convert a list of objects, field to value, to rows."""
     if type(objects) is not list:
         raise RequestRefused("invalid", f"{what} is {kind_name(objects)}; it must be a list of objects.")
@@ -324,7 +325,7 @@ def rows_from_objects(model: ServedModel, objects: Any, what: str, limits: Limit
     return builder.build()
 
 
-def rows_from_columns(model: ServedModel, columns: Any, what: str, limits: Limits) -> RequestRows:
+def rows_from_columns(model: ScorerLike, columns: Any, what: str, limits: Limits) -> RequestRows:
     """Convert an object, field to the list of its values, to rows."""
     if type(columns) is not dict:
         found = kind_name(columns)
@@ -376,12 +377,6 @@ def known_field(field: str, fields: ModelFields, limits: Limits) -> bool:
         f"the model has no field {preview(field)}.{hint} "
         "Omit it, or set serve.unknown_fields: ignore on the server.",
     )
-
-
-def kind_name(value: Any) -> str:
-    """The JSON type of a value, for messages."""
-    names = {dict: "an object", list: "a list", str: "text", bool: "true or false", NoneType: "null"}
-    return names.get(type(value), "a number")
 
 
 def _transposed(

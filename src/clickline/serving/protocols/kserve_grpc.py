@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from functools import lru_cache
-from typing import NamedTuple
+from importlib.metadata import version
 
 from google.protobuf.message import DecodeError
 
-from clickline.serving.protocols.call import (
+from clickline.errors import RequestRefused
+from clickline.scoring.scorer import Scores
+from clickline.serving.open_versions import OpenVersions, ScorerLike
+from clickline.serving.protocols.kserve_http import describe_model
+from clickline.serving.protocols.request import (
     OUTPUTS,
     Call,
-    Limits,
-    Scores,
-    ServedModel,
-    Target,
-    multi_value_columns,
-    number_columns,
+    Request,
+    Response,
     requested_outputs,
     version_number,
 )
@@ -32,50 +31,42 @@ from clickline.wire.protobuf_writer import bytes_field, encode_varint, string_fi
 from clickline.wire.request_reader import RequestReader, malformed, top_level_fields
 
 _NAME, _VERSION, _ID, _OUTPUTS = 1, 2, 3, 6  # fields of ModelInferRequest
+_RELEASE = version("clickline")
 _INT64_LIST, _FLOAT_LIST = 3, 6  # fields of InferTensorContents
 
 
-class _Details(NamedTuple):
-    model: str
-    request_id: str
-    outputs: tuple[str, ...]
-    raw: bool
+class Infer(Request):
+    """Scores tensors."""
 
+    protocol = "inference_grpc"
 
-def target(body: bytes) -> Target:
-    """Return the model that a request names. ModelInfer, ModelReady and ModelMetadata have the name in field 1, the
-    version in field 2."""
-    found = _small(body, _NAME, _VERSION)
-    return Target(found.model_name, version_number(found.model_version))
+    def read_target(self) -> None:
+        self._request = _small(self.body, _NAME, _VERSION, _ID, _OUTPUTS)
+        self.model, self.version = self._request.model_name, version_number(self._request.model_version)
 
+    def decode(self, model: ScorerLike) -> Call:
+        self.outputs = requested_outputs(output.name for output in self._request.outputs)
+        reader = RequestReader.of(model.columns)
+        rows, self.raw = reader.inputs(self.body, self.limits.max_rows, self.limits.ignore_unknown)
+        return Call(rows)
 
-def decode(body: bytes, model: ServedModel, limits: Limits) -> Call:
-    """Decode a ModelInferRequest."""
-    found = _small(body, _NAME, _ID, _OUTPUTS)
-    outputs = requested_outputs(output.name for output in found.outputs)
-    reader = RequestReader.of(model.columns)
-    rows, raw = reader.inputs(body, limits.max_rows, limits.ignore_unknown)
-    return Call(rows, details=_Details(found.model_name, found.id, outputs, raw))
-
-
-def encode(call: Call, answer: Scores) -> bytes:
-    """Encode a ModelInferResponse, with raw values if the inputs were raw."""
-    details: _Details = call.details
-    rows = answer.probability_B.size
-    parts = [
-        string_field(1, details.model),
-        string_field(2, str(answer.version)),
-        string_field(3, details.request_id),
-    ]
-    behind = []
-    for name in details.outputs:
-        values = OUTPUTS[name].values(answer)
-        parts.append(_head(name, rows, details.raw))
-        if details.raw:
-            behind.append(bytes_field(6, values.tobytes()))
-        else:  # class ids are 0 or 1, whose varint is the same single byte
-            parts.append(values.astype("u1").tobytes() if OUTPUTS[name].is_integer else values.tobytes())
-    return b"".join(parts + behind)
+    def encode(self, answer: Scores) -> Response:
+        """A ModelInferResponse, with raw values if the inputs were raw."""
+        rows = answer.probability_B.size
+        parts = [
+            string_field(1, self.model),
+            string_field(2, str(answer.version)),
+            string_field(3, self._request.id),
+        ]
+        behind = []
+        for name in self.outputs:
+            values = OUTPUTS[name].values(answer)
+            parts.append(_head(name, rows, self.raw))
+            if self.raw:
+                behind.append(bytes_field(6, values.tobytes()))
+            else:  # class ids are 0 or 1, whose varint is the same single byte
+                parts.append(values.astype("u1").tobytes() if OUTPUTS[name].is_integer else values.tobytes())
+        return Response(b"".join(parts + behind))
 
 
 @lru_cache(maxsize=4096)
@@ -114,42 +105,43 @@ def _small(body: bytes, *fields: int) -> ModelInferRequest:
 # ── metadata and health ────────────────────────────────────────────────────────────────────────
 
 
-def server_live() -> bytes:
+def _target(body: bytes) -> tuple[str, int | None]:
+    """The model and version in fields 1 and 2 of ModelReady and ModelMetadata, as in ModelInfer."""
+    found = _small(body, _NAME, _VERSION)
+    return found.model_name, version_number(found.model_version)
+
+
+def server_live(body: bytes, versions: OpenVersions) -> bytes:
     """A ServerLiveResponse: always live if it can answer."""
     answer: bytes = ServerLiveResponse(live=True).SerializeToString()
     return answer
 
 
-def server_ready(ready: bool) -> bytes:
+def server_ready(body: bytes, versions: OpenVersions) -> bytes:
     """A ServerReadyResponse."""
-    answer: bytes = ServerReadyResponse(ready=ready).SerializeToString()
+    answer: bytes = ServerReadyResponse(ready=versions.current is not None).SerializeToString()
     return answer
 
 
-def model_ready(ready: bool) -> bytes:
+def model_ready(body: bytes, versions: OpenVersions) -> bytes:
     """A ModelReadyResponse."""
+    target = _target(body)
+    try:
+        versions.find(*target)
+        ready = True
+    except RequestRefused:
+        ready = False
     answer: bytes = ModelReadyResponse(ready=ready).SerializeToString()
     return answer
 
 
-def server_metadata(version: str) -> bytes:
+def server_metadata(body: bytes, versions: OpenVersions) -> bytes:
     """A ServerMetadataResponse."""
-    answer: bytes = ServerMetadataResponse(name="clickline", version=version).SerializeToString()
+    answer: bytes = ServerMetadataResponse(name="clickline", version=_RELEASE).SerializeToString()
     return answer
 
 
-def model_metadata(body: bytes, model: ServedModel, versions: Sequence[int]) -> bytes:
+def model_metadata(body: bytes, versions: OpenVersions) -> bytes:
     """A ModelMetadataResponse: available versions, inputs and outputs."""
-    response = ModelMetadataResponse(
-        name=target(body).model, versions=[str(version) for version in versions], platform="clickline"
-    )
-    numbers, several = number_columns(model.features), multi_value_columns(model.features)
-    for column in model.columns:
-        shape = [-1, -1] if column in several else [-1]
-        response.inputs.add(name=column, datatype="FP32" if column in numbers else "BYTES", shape=shape)
-    for name, output in OUTPUTS.items():
-        response.outputs.add(
-            name=name, datatype="INT64" if output.is_integer else "FP32", shape=[-1, output.width]
-        )
-    answer: bytes = response.SerializeToString()
+    answer: bytes = ModelMetadataResponse(**describe_model(*_target(body), versions)).SerializeToString()
     return answer

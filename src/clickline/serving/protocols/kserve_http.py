@@ -24,23 +24,12 @@ from clickline.embedding.raw_memory import Int
 from clickline.errors import RequestRefused
 from clickline.numba_cache import njit
 from clickline.records import FLOAT64
-from clickline.serving.protocols.call import (
-    OUTPUTS,
-    Call,
-    Limits,
-    Scores,
-    ServedModel,
-    Target,
-    multi_value_columns,
-    number_columns,
-    requested_outputs,
-)
+from clickline.scoring.scorer import Scores
+from clickline.serving.open_versions import OpenVersions, ScorerLike
 from clickline.serving.protocols.http_common import (
     HttpRequest,
-    HttpResponse,
-    ServerState,
-    check_target,
     json_response,
+    kind_name,
     parse_json,
     preview,
     version_header,
@@ -50,9 +39,9 @@ from clickline.serving.protocols.json_rows import (
     RowsBuilder,
     check_rows,
     fields_of,
-    kind_name,
     known_field,
 )
+from clickline.serving.protocols.request import OUTPUTS, Call, Response, input_tensors, requested_outputs
 
 _DTYPES: Mapping[str, Any] = {
     "BYTES": None,
@@ -69,15 +58,6 @@ _HEADER = b"inference-header-content-length"
 
 
 @dataclass(frozen=True)
-class _Details:
-    """What the response needs from the request."""
-
-    model: str
-    id: str | None
-    outputs: tuple[tuple[str, bool], ...]  # names, and whether they are requested as bytes
-
-
-@dataclass(frozen=True)
 class _Input:
     name: str
     datatype: str
@@ -88,67 +68,97 @@ class _Input:
     end: int
 
 
-def read_infer(request: HttpRequest, model: ServedModel, limits: Limits) -> Call:
-    body = request.body
-    split = _json_size(request)
-    document = parse_json(body if split is None else body[:split])
-    if type(document) is not dict:
-        raise RequestRefused("invalid", f"the request is {kind_name(document)}; it must be an object.")
-    details = _details(document, request.target.model)
-    inputs = _inputs(document, len(body) if split is None else split, len(body))
-    rows = inputs[0].rows
-    for tensor in inputs:
-        if tensor.rows != rows:
+class Infer(HttpRequest):
+    """Scores tensors."""
+
+    protocol = "inference_rest"
+
+    def read(self, model: ScorerLike) -> Call:
+        body = self.body
+        split = self._json_size()
+        document = parse_json(body if split is None else body[:split])
+        if type(document) is not dict:
+            raise RequestRefused("invalid", f"the request is {kind_name(document)}; it must be an object.")
+        self._read_outputs(document)
+        inputs = _inputs(document, len(body) if split is None else split, len(body))
+        rows = inputs[0].rows
+        for tensor in inputs:
+            if tensor.rows != rows:
+                raise RequestRefused(
+                    "invalid",
+                    f"{preview(tensor.name)} has {tensor.rows} rows, but {preview(inputs[0].name)} has {rows}; "
+                    "all inputs must have the same number.",
+                )
+        check_rows(rows, self.limits)
+        fields = fields_of(model)
+        builder = RowsBuilder(fields, rows, body if split is not None else b"")
+        for tensor in inputs:
+            if known_field(tensor.name, fields, self.limits):
+                if tensor.data is None:
+                    _add_bytes(builder, tensor, body)
+                else:
+                    _add_json(builder, tensor)
+        return Call(builder.build())
+
+    def _json_size(self) -> int | None:
+        """Return where the JSON ends and binary data begins; None: there is no binary data."""
+        text = self.headers.get(_HEADER)
+        if text is None:
+            return None
+        if not text.isdigit() or len(text) > 12 or int(text) > len(self.body):
+            found = preview(text.decode("latin-1"))
             raise RequestRefused(
                 "invalid",
-                f"{preview(tensor.name)} has {tensor.rows} rows, but {preview(inputs[0].name)} has {rows}; "
-                "all inputs must have the same number.",
+                f"Inference-Header-Content-Length is {found}; it must be at most the body's "
+                f"{len(self.body)} bytes.",
             )
-    check_rows(rows, limits)
-    fields = fields_of(model)
-    builder = RowsBuilder(fields, rows, body if split is not None else b"")
-    for tensor in inputs:
-        if known_field(tensor.name, fields, limits):
-            if tensor.data is None:
-                _add_bytes(builder, tensor, body)
+        return int(text)
+
+    def _read_outputs(self, document: Mapping[str, Any]) -> None:
+        """Read the id, and which outputs are requested in which form."""
+        self.id = document.get("id")
+        if type(self.id) not in (str, NoneType):
+            raise RequestRefused("invalid", f"id is {kind_name(self.id)}; it must be text.")
+        binary = _parameters(document, "the request").get("binary_data_output", False)
+        requested = document.get("outputs") or []
+        if type(requested) is not list or not all(
+            type(out) is dict and type(out.get("name")) is str for out in requested
+        ):
+            raise RequestRefused("invalid", "outputs must be a list of objects with a name.")
+        forms = {out["name"]: _parameters(out, out["name"]).get("binary_data", binary) for out in requested}
+        # Names, and whether they are requested as bytes.
+        self.outputs = tuple((name, forms.get(name, binary) is True) for name in requested_outputs(forms))
+
+    def encode(self, answer: Scores) -> Response:
+        tensors = []
+        binary = []
+        for name, as_bytes in self.outputs:
+            output = OUTPUTS[name]
+            values_N = np.ascontiguousarray(output.values(answer).reshape(-1))
+            shape = [values_N.size // output.width, output.width]
+            tensor: dict[str, Any] = {
+                "name": name,
+                "datatype": "INT64" if output.is_integer else "FP32",
+                "shape": shape,
+            }
+            if as_bytes:
+                binary.append(values_N.tobytes())
+                tensor["parameters"] = {"binary_data_size": values_N.nbytes}
             else:
-                _add_json(builder, tensor)
-    return Call(builder.build(), details=details)
-
-
-def _json_size(request: HttpRequest) -> int | None:
-    """Return where the JSON ends and binary data begins; None: there is no binary data."""
-    text = request.headers.get(_HEADER)
-    if text is None:
-        return None
-    if not text.isdigit() or len(text) > 12 or int(text) > len(request.body):
-        found = preview(text.decode("latin-1"))
-        raise RequestRefused(
-            "invalid",
-            f"Inference-Header-Content-Length is {found}; it must be at most the body's "
-            f"{len(request.body)} bytes.",
+                tensor["data"] = values_N
+            tensors.append(tensor)
+        document = {"model_name": self.model, "model_version": str(answer.version), "outputs": tensors}
+        if self.id is not None:
+            document["id"] = self.id
+        if not binary:
+            return json_response(document, headers=[version_header(answer)])
+        head = orjson.dumps(document, option=orjson.OPT_SERIALIZE_NUMPY)
+        headers = (
+            (b"content-type", b"application/octet-stream"),
+            (_HEADER, b"%d" % len(head)),
+            version_header(answer),
         )
-    return int(text)
-
-
-def _details(document: Mapping[str, Any], model: str) -> _Details:
-    request_id = document.get("id")
-    if type(request_id) not in (str, NoneType):
-        raise RequestRefused("invalid", f"id is {kind_name(request_id)}; it must be text.")
-    binary = _parameters(document, "the request").get("binary_data_output", False)
-    requested = document.get("outputs") or []
-    if type(requested) is not list or not all(
-        type(out) is dict and type(out.get("name")) is str for out in requested
-    ):
-        raise RequestRefused("invalid", "outputs must be a list of objects with a name.")
-    binary_outputs = {
-        out["name"]: _parameters(out, out["name"]).get("binary_data", binary) for out in requested
-    }
-    return _Details(
-        model,
-        request_id,
-        tuple((name, binary_outputs.get(name, binary) is True) for name in requested_outputs(binary_outputs)),
-    )
+        return Response(b"".join([head, *binary]), headers=headers)
 
 
 def _inputs(document: Mapping[str, Any], start: int, end: int) -> list[_Input]:
@@ -309,88 +319,53 @@ def walk_texts(
     return -1 if at == end else starts_N.size
 
 
-# ── answers ────────────────────────────────────────────────────────────────────────────────────
-
-
-def write_infer(details: _Details, answer: Scores) -> HttpResponse:
-    tensors = []
-    binary = []
-    for name, as_bytes in details.outputs:
-        output = OUTPUTS[name]
-        values_N = np.ascontiguousarray(output.values(answer).reshape(-1))
-        shape = [values_N.size // output.width, output.width]
-        tensor: dict[str, Any] = {
-            "name": name,
-            "datatype": "INT64" if output.is_integer else "FP32",
-            "shape": shape,
-        }
-        if as_bytes:
-            binary.append(values_N.tobytes())
-            tensor["parameters"] = {"binary_data_size": values_N.nbytes}
-        else:
-            tensor["data"] = values_N
-        tensors.append(tensor)
-    document = {"model_name": details.model, "model_version": str(answer.version), "outputs": tensors}
-    if details.id is not None:
-        document["id"] = details.id
-    if not binary:
-        return json_response(document, headers=[version_header(answer)])
-    head = orjson.dumps(document, option=orjson.OPT_SERIALIZE_NUMPY)
-    headers = (
-        (b"content-type", b"application/octet-stream"),
-        (_HEADER, b"%d" % len(head)),
-        version_header(answer),
-    )
-    return HttpResponse(200, headers, b"".join([head, *binary]))
-
-
 # ── metadata and health ──────────────────────────────────────────────────────────────────────────
 
 
-def server(_: Target, state: ServerState) -> HttpResponse:
+def server(_model: str, _version: int | None, versions: OpenVersions) -> Response:
     return json_response({"name": "clickline", "version": _VERSION, "extensions": ["binary_tensor_data"]})
 
 
-def live(_: Target, state: ServerState) -> HttpResponse:
+def live(_model: str, _version: int | None, versions: OpenVersions) -> Response:
     return json_response({"live": True})
 
 
-def ready(_: Target, state: ServerState) -> HttpResponse:
-    is_ready = state.current is not None
+def ready(_model: str, _version: int | None, versions: OpenVersions) -> Response:
+    is_ready = versions.current is not None
     return json_response({"ready": is_ready}, 200 if is_ready else 503)
 
 
-def model_ready(target: Target, state: ServerState) -> HttpResponse:
-    if state.current is None and target.model in state.models:
-        return json_response({"name": target.model, "ready": False}, 503)
-    check_target(target, state)
-    return json_response({"name": target.model, "ready": True})
+def model_ready(model: str, version: int | None, versions: OpenVersions) -> Response:
+    try:
+        versions.find(model, version)
+    except RequestRefused as refused:
+        if refused.kind != "unavailable":
+            raise
+        return json_response({"name": model, "ready": False}, 503)
+    return json_response({"name": model, "ready": True})
 
 
-def metadata(target: Target, state: ServerState) -> HttpResponse:
-    model = check_target(target, state)
-    numbers = number_columns(model.features)
-    several = multi_value_columns(model.features)
-    return json_response(
-        {
-            "name": target.model,
-            "versions": [str(model.number)],
-            "platform": "clickline",
-            "inputs": [
-                {
-                    "name": name,
-                    "datatype": "FP32" if name in numbers else "BYTES",
-                    "shape": [-1, -1] if name in several else [-1],
-                }
-                for name in model.columns
-            ],
-            "outputs": [
-                {
-                    "name": name,
-                    "datatype": "INT64" if output.is_integer else "FP32",
-                    "shape": [-1, output.width],
-                }
-                for name, output in OUTPUTS.items()
-            ],
-        }
-    )
+def metadata(model: str, version: int | None, versions: OpenVersions) -> Response:
+    return json_response(describe_model(model, version, versions))
+
+
+def describe_model(model: str, version: int | None, versions: OpenVersions) -> dict[str, Any]:
+    """The metadata of a model, the same over HTTP and gRPC."""
+    scorer = versions.find(model, version).scorer
+    return {
+        "name": model,
+        "versions": [str(number) for number in versions.served()],
+        "platform": "clickline",
+        "inputs": [
+            {
+                "name": name,
+                "datatype": "FP32" if number else "BYTES",
+                "shape": [-1, -1] if several else [-1],
+            }
+            for name, number, several in input_tensors(scorer)
+        ],
+        "outputs": [
+            {"name": name, "datatype": "INT64" if output.is_integer else "FP32", "shape": [-1, output.width]}
+            for name, output in OUTPUTS.items()
+        ],
+    }

@@ -5,8 +5,9 @@ from __future__ import annotations
 from importlib.metadata import version
 from typing import Any
 
-from clickline.serving.protocols.call import OUTPUTS, ServedModel, Target, multi_value_columns, number_columns
-from clickline.serving.protocols.http_common import STATUS, HttpResponse, ServerState, json_response
+from clickline.serving.open_versions import OpenVersions, ScorerLike
+from clickline.serving.protocols.http_common import STATUS, json_response
+from clickline.serving.protocols.request import OUTPUTS, Response, input_tensors
 
 Schema = dict[str, Any]
 
@@ -19,8 +20,9 @@ _DATATYPES = ["BYTES", "BOOL", *(f"{kind}{bits}" for kind in ("INT", "UINT") for
 _DATATYPES += ["FP16", "FP32", "FP64"]
 
 
-def document(_: Target, state: ServerState) -> HttpResponse:
+def document(_model: str, _version: int | None, versions: OpenVersions) -> Response:
     """The OpenAPI 3.1 document. Before the first version is loaded a row may have any field."""
+    current = versions.current
     paths: dict[str, Any] = {
         "/openapi.json": _get("This document.", {"type": "object"}),
         "/v2": _get("The server.", _object(name=_TEXT, version=_TEXT, extensions=_list(_TEXT))),
@@ -51,7 +53,7 @@ def document(_: Target, state: ServerState) -> HttpResponse:
             ),
             f"/v2/models/{place}/infer": _post("Scores of tensors.", "Infer", "Inferred"),
         }
-    names = {"schema": {"type": "string", "enum": list(state.models)} if state.models else _TEXT}
+    names = {"schema": {"type": "string", "enum": list(versions.names)} if versions.names else _TEXT}
     numbers = {"schema": {"type": "integer", "minimum": 0}}
     for path, methods in paths.items():
         for operation in methods.values():
@@ -66,7 +68,7 @@ def document(_: Target, state: ServerState) -> HttpResponse:
             "info": {"title": "Clickline model server", "version": version("clickline")},
             "paths": paths,
             "components": {
-                "schemas": _schemas(state.current),
+                "schemas": _schemas(None if current is None else current.scorer),
                 "securitySchemes": {"token": {"type": "http", "scheme": "bearer"}},
             },
             "security": [{"token": []}, {}],
@@ -74,7 +76,7 @@ def document(_: Target, state: ServerState) -> HttpResponse:
     )
 
 
-def _schemas(model: ServedModel | None) -> dict[str, Schema]:
+def _schemas(model: ScorerLike | None) -> dict[str, Schema]:
     row, columns = _row(model)
     tensor = _object(
         {"data": {"type": "array"}, "parameters": {"type": "object"}},
@@ -129,16 +131,15 @@ def _schemas(model: ServedModel | None) -> dict[str, Schema]:
     }
 
 
-def _row(model: ServedModel | None) -> tuple[Schema, Schema]:
+def _row(model: ScorerLike | None) -> tuple[Schema, Schema]:
     """Schemas of a row, and of rows as columns. No field is required: absent fields are missing values."""
     if model is None:
         return {"type": "object"}, {"type": "object", "additionalProperties": {"type": "array"}}
-    numbers, several = number_columns(model.features), multi_value_columns(model.features)
     fields: dict[str, Schema] = {}
-    for name in model.columns:
-        kinds = ["number", "null"] if name in numbers else ["string", "number", "null"]
+    for name, number, several in input_tensors(model):
+        kinds = ["number", "null"] if number else ["string", "number", "null"]
         fields[name] = {"type": kinds}
-        if name in several:
+        if several:
             fields[name] = {"anyOf": [fields[name], _list({"type": kinds})]}
     columns = {name: _list(field) for name, field in fields.items()}
     row = {"type": "object", "properties": fields, "additionalProperties": False}

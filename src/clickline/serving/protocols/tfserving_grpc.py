@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from functools import lru_cache
-from typing import NamedTuple
+from typing import ClassVar
 
 from google.protobuf.message import DecodeError
 
 from clickline.errors import RequestRefused
-from clickline.serving.protocols.call import (
+from clickline.scoring.scorer import Scores
+from clickline.serving.open_versions import OpenVersions, ScorerLike
+from clickline.serving.protocols.request import (
     OUTPUTS,
     Call,
-    Limits,
-    Scores,
-    ServedModel,
-    Target,
-    multi_value_columns,
-    number_columns,
+    Request,
+    Response,
+    input_tensors,
     requested_outputs,
 )
 from clickline.wire.messages import (
@@ -36,22 +34,32 @@ _FLOAT, _STRING, _INT64 = 1, 7, 9  # numbers of DataType
 _FLOAT_LIST, _INT64_LIST = 5, 10  # fields of TensorProto
 
 
-class _Details(NamedTuple):
-    model: str
-    signature: str
-    outputs: tuple[str, ...]
+class SpecRequest(Request):
+    """A prediction request whose field 1 is a ModelSpec."""
+
+    fields: ClassVar[tuple[int, ...]]  # what `read_target` finds besides: small fields, no tensors
+
+    def read_target(self) -> None:
+        self.spec, self.found = read_spec(self.body, *self.fields)
+        self.model, self.version = self.spec.name, spec_version(self.spec)
 
 
-def target(body: bytes) -> Target:
-    """Return the model that a request names; all three methods have the model_spec in field 1."""
-    return target_of(
-        b"".join(piece for _, piece in top_level_fields(body, _SPEC) if isinstance(piece, bytes))
-    )
+def read_spec(body: bytes, *fields: int) -> tuple[ModelSpec, list[bytes | int]]:
+    """The ModelSpec in field 1 of a message, and its other fields with these numbers."""
+    spec, found = b"", []
+    for field, piece in top_level_fields(body, _SPEC, *fields):
+        if field != _SPEC:
+            found.append(piece)
+        elif isinstance(piece, bytes):  # a number instead of a message is an unknown field
+            spec += piece  # protobuf concatenates the pieces of one message
+    try:
+        return ModelSpec.FromString(spec), found
+    except DecodeError:
+        raise malformed(" at model_spec") from None
 
 
-def target_of(spec_bytes: bytes) -> Target:
-    """Return the model that a serialized ModelSpec names."""
-    spec = _spec(spec_bytes)
+def spec_version(spec: ModelSpec) -> int | None:
+    """The version that a ModelSpec names."""
     choice = spec.WhichOneof("version_choice")
     if choice == "version_label":
         raise RequestRefused(
@@ -59,47 +67,40 @@ def target_of(spec_bytes: bytes) -> Target:
             f'model_spec names the version label "{spec.version_label[:60]}"; versions have only numbers. '
             "Omit the label to use the current version.",
         )
-    return Target(spec.name, spec.version.value if choice else None)
+    return spec.version.value if choice else None
 
 
-def decode(body: bytes, model: ServedModel, limits: Limits) -> Call:
-    """Decode a PredictRequest."""
-    spec_bytes, requested = b"", []
-    for field, piece in top_level_fields(body, _SPEC, _FILTER):
-        if isinstance(piece, int):
-            continue  # a number instead of a message: an unknown field
-        if field == _SPEC:
-            spec_bytes += piece  # protobuf concatenates the pieces of one message
-        else:
-            requested.append(piece)
-    spec = _spec(spec_bytes)
-    signature = spec.signature_name or SIGNATURES[0]
-    if signature not in SIGNATURES:
-        raise RequestRefused(
-            "invalid", f'There is no signature "{signature[:100]}". Available: {", ".join(SIGNATURES)}.'
-        )
-    try:
-        outputs = requested_outputs(name.decode() for name in requested)
-    except UnicodeDecodeError:
-        raise malformed(" at output_filter") from None
-    reader = RequestReader.of(model.columns)
-    rows = reader.tensors(body, _INPUTS, limits.max_rows, limits.ignore_unknown)
-    return Call(rows, details=_Details(spec.name, signature, outputs))
+class Predict(SpecRequest):
+    """Scores rows."""
 
+    protocol = "tfserving_grpc"
+    fields = (_FILTER,)
 
-def encode(call: Call, answer: Scores) -> bytes:
-    """Encode a PredictResponse."""
-    details: _Details = call.details
-    rows = answer.probability_B.size
-    parts = []
-    for name in details.outputs:
-        output = OUTPUTS[name]
-        parts.append(_head(name, rows))
-        # Class ids are 0 or 1, whose varint is the same single byte.
-        values = output.values(answer)
-        parts.append(values.astype("u1").tobytes() if output.is_integer else values.tobytes())
-    parts.append(bytes_field(2, spec_bytes(details.model, answer.version, details.signature)))
-    return b"".join(parts)
+    def decode(self, model: ScorerLike) -> Call:
+        self.signature = self.spec.signature_name or SIGNATURES[0]
+        if self.signature not in SIGNATURES:
+            raise RequestRefused(
+                "invalid",
+                f'There is no signature "{self.signature[:100]}". Available: {", ".join(SIGNATURES)}.',
+            )
+        try:
+            self.outputs = requested_outputs(name.decode() for name in self.found if isinstance(name, bytes))
+        except UnicodeDecodeError:
+            raise malformed(" at output_filter") from None
+        reader = RequestReader.of(model.columns)
+        return Call(reader.tensors(self.body, _INPUTS, self.limits.max_rows, self.limits.ignore_unknown))
+
+    def encode(self, answer: Scores) -> Response:
+        rows = answer.probability_B.size
+        parts = []
+        for name in self.outputs:
+            output = OUTPUTS[name]
+            parts.append(_head(name, rows))
+            # Class ids are 0 or 1, whose varint is the same single byte.
+            values = output.values(answer)
+            parts.append(values.astype("u1").tobytes() if output.is_integer else values.tobytes())
+        parts.append(bytes_field(2, spec_bytes(self.model, answer.version, self.signature)))
+        return Response(b"".join(parts))
 
 
 def spec_bytes(model: str, version: int, signature: str = "") -> bytes:
@@ -135,33 +136,33 @@ def _head(name: str, rows: int) -> bytes:
 # ── metadata and status ────────────────────────────────────────────────────────────────────────
 
 
-def metadata(body: bytes, model: ServedModel) -> bytes:
+def metadata(body: bytes, versions: OpenVersions) -> bytes:
     """A GetModelMetadataResponse: inputs and outputs of both signatures."""
-    spec_bytes, requested = b"", []
-    for field, piece in top_level_fields(body, 1, 2):
-        if field == 1 and isinstance(piece, bytes):
-            spec_bytes += piece
-        elif isinstance(piece, bytes):
-            requested.append(piece.decode("utf-8", "backslashreplace"))
-    for name in requested:
-        if name != "signature_def":
+    spec, requested = read_spec(body, 2)
+    model = versions.find(spec.name, spec_version(spec)).scorer
+    for piece in requested:
+        if isinstance(piece, bytes) and piece != b"signature_def":
+            name = piece.decode("utf-8", "backslashreplace")
             raise RequestRefused(
                 "invalid", f'There is no metadata field "{name[:60]}". Available: signature_def.'
             )
-    numbers, several = number_columns(model.features), multi_value_columns(model.features)
     signatures = SignatureDefMap()
     for name in SIGNATURES:
         signature = signatures.signature_def[name]
         signature.method_name = "tensorflow/serving/predict"
-        for column in model.columns:
-            shape = (-1, -1) if column in several else (-1,)
-            _describe(signature.inputs[column], column, _FLOAT if column in numbers else _STRING, shape)
+        for column, number, several in input_tensors(model):
+            _describe(
+                signature.inputs[column],
+                column,
+                _FLOAT if number else _STRING,
+                (-1, -1) if several else (-1,),
+            )
         for output, what in OUTPUTS.items():
             _describe(
                 signature.outputs[output], output, _INT64 if what.is_integer else _FLOAT, (-1, what.width)
             )
     response = GetModelMetadataResponse()
-    response.model_spec.name = _spec(spec_bytes).name
+    response.model_spec.name = spec.name
     response.model_spec.version.value = model.number
     response.metadata["signature_def"].Pack(signatures)
     answer: bytes = response.SerializeToString()
@@ -175,20 +176,14 @@ def _describe(info: ModelSpec, name: str, dtype: int, shape: tuple[int, ...]) ->
         info.tensor_shape.dim.add().size = size
 
 
-def status(versions: Mapping[int, str]) -> bytes:
-    """A GetModelStatusResponse; the states are names of TensorFlow Serving's enum."""
+def status(body: bytes, versions: OpenVersions) -> bytes:
+    """A GetModelStatusResponse."""
+    spec, _ = read_spec(body)
     response = GetModelStatusResponse()
-    states = GetModelStatusResponse.DESCRIPTOR.fields_by_name["model_version_status"].message_type
-    for version, state in sorted(versions.items(), reverse=True):
-        entry = response.model_version_status.add(version=version)
-        entry.state = states.enum_types_by_name["State"].values_by_name[state].number
+    enum = GetModelStatusResponse.DESCRIPTOR.fields_by_name["model_version_status"].message_type
+    for number, state in versions.states(spec.name, spec_version(spec)).items():
+        entry = response.model_version_status.add(version=number)
+        entry.state = enum.enum_types_by_name["State"].values_by_name[state].number
         entry.status.SetInParent()  # its code is OK
     answer: bytes = response.SerializeToString()
     return answer
-
-
-def _spec(spec_bytes: bytes) -> ModelSpec:
-    try:
-        return ModelSpec.FromString(spec_bytes)
-    except DecodeError:
-        raise malformed(" at model_spec") from None

@@ -7,11 +7,17 @@ import socket
 import struct
 import threading
 import time
+from collections.abc import Callable
 
 import uvloop
 
-from clickline.serving.http2 import BufferedBytes, Http2Connection, Stream
+from clickline.serving.http2.connection import Http2Connection
+from clickline.serving.http2.frames import PREFACE
+from clickline.serving.http2.stream import BufferedBytes, Stream
 
+DATA, HEADERS, PRIORITY, RST, SETTINGS, PUSH, PING, GOAWAY, WINDOW, CONTINUATION = range(10)
+END_STREAM, END_HEADERS = 1, 4
+STREAM_CLOSED, CALM = 5, 11
 MAX_MESSAGE = 1 << 20
 
 
@@ -102,6 +108,79 @@ def literal(name: bytes, value: bytes) -> bytes:
 
 ECHO = b"\x83\x86" + literal(b":path", b"/test/Echo") + literal(b"te", b"trailers")
 MESSAGE = b"\0\0\0\0\2hi"
+
+
+def path(method: str) -> bytes:
+    return b"\x83\x86" + literal(b":path", f"/test/{method}".encode())
+
+
+class Peer:
+    """A client that sends arbitrary frames."""
+
+    def __init__(self, server: Server, settings: bytes = b"") -> None:
+        self.received: list[tuple[int, int, int, bytes]] = []  # kind, flags, stream, payload
+        self.closed = False
+        self._socket = socket.create_connection(("127.0.0.1", server.port), timeout=20)
+        self._partial = b""
+        self.send(PREFACE + frame(SETTINGS, 0, 0, settings))
+
+    def __enter__(self) -> Peer:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._socket.close()
+
+    def send(self, data: bytes) -> None:
+        self._socket.sendall(data)
+
+    def receive_until(self, enough: Callable[[], bool], seconds: float = 20.0) -> None:
+        """Receive frames until `enough`, or until the server closes."""
+        deadline = time.monotonic() + seconds
+        while not enough() and not self.closed:
+            self._socket.settimeout(max(0.01, deadline - time.monotonic()))
+            try:
+                piece = self._socket.recv(1 << 20)
+            except ConnectionResetError:
+                piece = b""
+            self.closed = not piece
+            self._partial += piece
+            while len(self._partial) >= 9:
+                high, low, kind, flags, stream = struct.unpack_from(">BHBBL", self._partial)
+                size = 9 + (high << 16 | low)
+                if len(self._partial) < size:
+                    break
+                self.received.append((kind, flags, stream, self._partial[9:size]))
+                self._partial = self._partial[size:]
+
+    def ping(self) -> None:
+        """Wait until the server has handled everything sent before."""
+        mark = struct.pack(">Q", len(self.received))
+        self.send(frame(PING, 0, 0, mark))
+        self.receive_until(lambda: (PING, 1, 0, mark) in self.received)
+
+    def goaway(self) -> tuple[int, bytes]:
+        """Code and message of the server's GOAWAY."""
+        self.receive_until(lambda: self.closed)
+        payload = next(payload for kind, _, _, payload in self.received if kind == GOAWAY)
+        return int.from_bytes(payload[4:8], "big"), payload[8:]
+
+    def trailers(self, stream: int) -> bytes:
+        """The trailers of a call."""
+        self.receive_until(
+            lambda: any(one[:3] == (HEADERS, END_HEADERS | END_STREAM, stream) for one in self.received)
+        )
+        return next(one[3] for one in self.received if one[:3] == (HEADERS, END_HEADERS | END_STREAM, stream))
+
+    def reset(self, stream: int) -> int:
+        """The code of a call's RST_STREAM."""
+        self.receive_until(lambda: any(one[0] == RST and one[2] == stream for one in self.received))
+        return next(
+            int.from_bytes(one[3], "big") for one in self.received if one[0] == RST and one[2] == stream
+        )
+
+
+def ask(stream: int, headers: bytes = ECHO, message: bytes = MESSAGE) -> bytes:
+    return frame(HEADERS, END_HEADERS, stream, headers) + frame(DATA, END_STREAM, stream, message)
 
 
 def exchange(server: Server, *parts: bytes, until: bytes) -> bytes:

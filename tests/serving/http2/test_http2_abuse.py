@@ -7,101 +7,38 @@ import gzip
 import socket
 import struct
 import time
-from collections.abc import Callable, Iterator
 
 import grpc
 import pytest
 from hpack import Encoder
-from http2_peer import ECHO, MAX_MESSAGE, MESSAGE, Echo, Server, frame, literal
+from http2_peer import (
+    CALM,
+    CONTINUATION,
+    DATA,
+    ECHO,
+    END_HEADERS,
+    END_STREAM,
+    GOAWAY,
+    HEADERS,
+    MAX_MESSAGE,
+    MESSAGE,
+    PING,
+    RST,
+    SETTINGS,
+    WINDOW,
+    Echo,
+    Peer,
+    Server,
+    ask,
+    frame,
+    literal,
+    path,
+)
 
-from clickline.serving import http2
-from clickline.serving.http2 import PREFACE, Http2Connection
+from clickline.serving.http2 import connection as http2
+from clickline.serving.http2.connection import Http2Connection
+from clickline.serving.http2.frames import PREFACE
 from servers.waiting import eventually
-
-DATA, HEADERS, RST, SETTINGS, PUSH, PING, GOAWAY, WINDOW, CONTINUATION = 0, 1, 3, 4, 5, 6, 7, 8, 9
-END_STREAM, END_HEADERS = 1, 4
-STREAM_CLOSED, CALM = 5, 11
-
-
-def path(method: str) -> bytes:
-    return b"\x83\x86" + literal(b":path", f"/test/{method}".encode())
-
-
-class Peer:
-    """A client that sends arbitrary frames."""
-
-    def __init__(self, server: Server, settings: bytes = b"") -> None:
-        self.received: list[tuple[int, int, int, bytes]] = []  # kind, flags, stream, payload
-        self.closed = False
-        self._socket = socket.create_connection(("127.0.0.1", server.port), timeout=20)
-        self._partial = b""
-        self.send(PREFACE + frame(SETTINGS, 0, 0, settings))
-
-    def __enter__(self) -> Peer:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._socket.close()
-
-    def send(self, data: bytes) -> None:
-        self._socket.sendall(data)
-
-    def receive_until(self, enough: Callable[[], bool], seconds: float = 20.0) -> None:
-        """Receive frames until `enough`, or until the server closes."""
-        deadline = time.monotonic() + seconds
-        while not enough() and not self.closed:
-            self._socket.settimeout(max(0.01, deadline - time.monotonic()))
-            try:
-                piece = self._socket.recv(1 << 20)
-            except ConnectionResetError:
-                piece = b""
-            self.closed = not piece
-            self._partial += piece
-            while len(self._partial) >= 9:
-                high, low, kind, flags, stream = struct.unpack_from(">BHBBL", self._partial)
-                size = 9 + (high << 16 | low)
-                if len(self._partial) < size:
-                    break
-                self.received.append((kind, flags, stream, self._partial[9:size]))
-                self._partial = self._partial[size:]
-
-    def ping(self) -> None:
-        """Wait until the server has handled everything sent before."""
-        mark = struct.pack(">Q", len(self.received))
-        self.send(frame(PING, 0, 0, mark))
-        self.receive_until(lambda: (PING, 1, 0, mark) in self.received)
-
-    def goaway(self) -> tuple[int, bytes]:
-        """Code and message of the server's GOAWAY."""
-        self.receive_until(lambda: self.closed)
-        payload = next(payload for kind, _, _, payload in self.received if kind == GOAWAY)
-        return int.from_bytes(payload[4:8], "big"), payload[8:]
-
-    def trailers(self, stream: int) -> bytes:
-        """The trailers of a call."""
-        self.receive_until(
-            lambda: any(one[:3] == (HEADERS, END_HEADERS | END_STREAM, stream) for one in self.received)
-        )
-        return next(one[3] for one in self.received if one[:3] == (HEADERS, END_HEADERS | END_STREAM, stream))
-
-    def reset(self, stream: int) -> int:
-        """The code of a call's RST_STREAM."""
-        self.receive_until(lambda: any(one[0] == RST and one[2] == stream for one in self.received))
-        return next(
-            int.from_bytes(one[3], "big") for one in self.received if one[0] == RST and one[2] == stream
-        )
-
-
-def ask(stream: int, headers: bytes = ECHO, message: bytes = MESSAGE) -> bytes:
-    return frame(HEADERS, END_HEADERS, stream, headers) + frame(DATA, END_STREAM, stream, message)
-
-
-@pytest.fixture
-def server() -> Iterator[Server]:
-    running = Server()
-    yield running
-    running.close()
-    assert running.errors == []
 
 
 def waiting_calls(server: Server, count: int, seconds: float = 20.0) -> None:
@@ -112,36 +49,6 @@ def waiting_calls(server: Server, count: int, seconds: float = 20.0) -> None:
 
 
 class TestProtocol:
-    @pytest.mark.parametrize("again", [ask(1)[len(frame(1, 4, 1, ECHO)) :], frame(HEADERS, 5, 1, ECHO)])
-    def test_frames_after_the_end_of_a_call_end_the_connection(self, server: Server, again: bytes) -> None:
-        with Peer(server) as peer:
-            peer.send(ask(1, path("Wait")) + again)
-            assert peer.goaway()[0] == STREAM_CLOSED
-        assert len(server.echo.waiting) == 1
-
-    @pytest.mark.parametrize(
-        "wrong",
-        [
-            frame(DATA, 0, 0, MESSAGE),
-            frame(RST, 0, 0, b"\0\0\0\x08"),
-            frame(RST, 0, 9, b"\0\0\0\x08"),  # never began
-            frame(RST, 0, 1, b"\0\0\x08"),
-            frame(SETTINGS, 0, 1),
-            frame(SETTINGS, 1, 0, struct.pack(">HL", 4, 5)),  # an acknowledgement with a payload
-            frame(SETTINGS, 0, 0, struct.pack(">HL", 2, 2)),
-            frame(PING, 0, 1, b"12345678"),
-            frame(WINDOW, 0, 9, struct.pack(">L", 5)),
-            frame(PUSH, 4, 1, struct.pack(">L", 2) + ECHO),
-            frame(HEADERS, 4 | 32, 3, b"\0\0"),  # a truncated priority
-            frame(HEADERS, 4, 1, ECHO),  # a second HEADERS without END_STREAM
-            frame(CONTINUATION, 0, 1, b""),
-        ],
-    )
-    def test_protocol_violation_ends_the_connection(self, server: Server, wrong: bytes) -> None:
-        with Peer(server) as peer:
-            peer.send(frame(HEADERS, END_HEADERS, 1, path("Wait")) + wrong)
-            peer.goaway()
-
     def test_invalid_stream_window_ends_only_that_call(self, server: Server) -> None:
         with Peer(server) as peer:
             peer.send(ask(1, path("Wait")) + ask(3, path("Wait")))

@@ -7,7 +7,7 @@ import random
 import pytest
 from hpack import Encoder, HPACKError
 
-from clickline.serving.hpack_decoder import HeaderDecoder
+from clickline.serving.http2.hpack_decoder import HeaderDecoder
 
 LIMIT = 1 << 16
 

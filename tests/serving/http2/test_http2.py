@@ -16,7 +16,7 @@ from http2_peer import ECHO, MAX_MESSAGE, MESSAGE, Server, exchange, frame, lite
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from clickline.serving.http2 import PREFACE
+from clickline.serving.http2.frames import PREFACE
 from servers.waiting import eventually
 
 
