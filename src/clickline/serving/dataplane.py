@@ -215,7 +215,7 @@ class Dataplane:
                 result = self.internal_error(result, request.protocol)
             request.finished = True
             done = request.done
-            del request.done  # which refers to the request: its rows would be kept until the next garbage collection
+            del request.done  # it refers to the request, whose rows would wait for the garbage collector
             try:
                 done(result)
             except Exception as error:  # noqa: BLE001 - the other requests of this step still get their results
