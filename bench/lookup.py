@@ -33,7 +33,7 @@ from clickline.scoring.lookup_pool import LookupPool
 from clickline.scoring.remote_rows import RemoteRows
 from clickline.scoring.scorer import RowSource
 from clickline.storage.storage import Storage
-from clickline.wire.frames import HEADER, answer_bytes, hello, lookup_keys_at, write_lookup_header
+from clickline.wire.lookup_frames import HEADER, answer_bytes, hello, lookup_keys_at, write_lookup_header
 from measure import Row, publish
 
 ROWS, KEYS, DIM = 1_000_000, 2600, 9

@@ -137,8 +137,8 @@ def contestant(peer: Peer) -> Contestant:
 def export() -> bytes:
     """The network of all contestants; its weights depend only on the seed."""
     from clickline.models.network_spec import NetworkSpec
+    from clickline.models.networks import build_network
     from clickline.models.onnx_export import export_onnx
-    from clickline.models.registry import build_network
 
     spec = NetworkSpec(dims=(DIM,) * SLOTS, dense=DENSE, hidden=HIDDEN)
     return export_onnx(build_network("wide_deep", spec, seed=0), spec)

@@ -14,7 +14,7 @@ from clickline.embedding.serving import PartShape, ServingTable
 from clickline.scoring.lookup_connection import LookupConnection
 from clickline.serving.lookup.lookup_server import _Connection
 from clickline.serving.lookup.lookup_versions import ShardVersion, ShardVersions
-from clickline.wire.frames import (
+from clickline.wire.lookup_frames import (
     HEADER,
     LOOKUP,
     MAX_MESSAGE,

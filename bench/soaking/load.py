@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from clickline.client.request import RawResponse
+from clickline.client.attempts import RawResponse
 from soaking.project import Ports, Probe
 from soaking.system import Death
 

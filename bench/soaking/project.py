@@ -12,10 +12,10 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+from clickline.client.attempts import PreparedRequest
 from clickline.client.columnar import as_table
 from clickline.client.grpc_codec import TfServingGrpcCodec
 from clickline.client.http_codec import TfServingHttpCodec
-from clickline.client.request import PreparedRequest
 from measure import free_ports
 
 NAME = "ads"

@@ -26,6 +26,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from clickline.pipeline.processes import Process, descendants
+
 from soaking.project import LOOKUPS, SHARDS, Project
 
 ROLES = {

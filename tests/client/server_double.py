@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from clickline.client.attempts import PreparedRequest, RawResponse
 from clickline.client.elasticctr_codec import ElasticCtrCodec
 from clickline.client.grpc_codec import InferenceGrpcCodec, TfServingGrpcCodec
 from clickline.client.http_codec import InferenceHttpCodec, TfServingHttpCodec
-from clickline.client.request import PreparedRequest, RawResponse
 from clickline.features import DenseField, FeatureSpec, SlotField
 from clickline.features.request_encoder import RequestEncoder
 from clickline.records import EncodedRows, RequestRows

@@ -14,7 +14,7 @@ import pytest
 from scripted_servers import ClientRunner, Script, free_port, grpc_server, http_server, silent_port
 
 from clickline.client import Client
-from clickline.client.request import AttemptFailed, RetryBudget, ServerAddress
+from clickline.client.attempts import AttemptFailed, RetryBudget, ServerAddress
 from clickline.errors import ClicklineError, ConfigError, RequestRefused
 
 OVERLOADED = (grpc.StatusCode.RESOURCE_EXHAUSTED, "too much at once")

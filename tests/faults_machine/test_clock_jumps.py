@@ -27,7 +27,7 @@ from clickline.embedding.serving import ServingTable
 from clickline.errors import StorageError
 from clickline.publishing.run import publish
 from clickline.storage.storage import Storage
-from clickline.studio.runs import RunsView
+from clickline.studio.runs_view import RunsView
 from servers.serving import QuietHandler, served
 from servers.waiting import eventually
 from version_manifests import IMPORT, version_manifest

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from clickline.models import fused_linear
 from clickline.models.layers import Network
 from clickline.models.network_spec import NetworkSpec
-from clickline.models.registry import NETWORKS, build_network
+from clickline.models.networks import NETWORKS, build_network
 
 ROWS = 1100
 SPEC = NetworkSpec(dims=(9,) * 5, dense=3, hidden=(24, 16), dropout=0.0)

@@ -15,8 +15,8 @@ from clickline.config.sections import ModelSection
 from clickline.errors import ConfigError
 from clickline.models.layers import DEFAULT_DIM, Network
 from clickline.models.network_spec import NetworkSpec
+from clickline.models.networks import NETWORKS, build_network
 from clickline.models.onnx_export import check_export, export_onnx
-from clickline.models.registry import NETWORKS, build_network
 
 SPEC = NetworkSpec(dims=(4, 4, 4, 4, 4), dense=3, hidden=(16, 8))
 MULTIPLY_SLOTS = {"fm", "deepfm", "xdeepfm", "autoint", "dlrm"}

@@ -27,7 +27,7 @@ from clickline.data.sample.generate import SampleOptions, generate
 from clickline.embedding import AdaGrad, BatchLookup, SlotShape, Tables
 from clickline.evaluation.binary_metrics import MetricCounts
 from clickline.models.network_spec import NetworkSpec
-from clickline.models.registry import NETWORKS, build_network
+from clickline.models.networks import NETWORKS, build_network
 from clickline.progress import Progress
 from clickline.records import SlotIds
 

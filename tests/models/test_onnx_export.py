@@ -14,8 +14,8 @@ from torch import Tensor, nn
 
 from clickline.errors import ConfigError
 from clickline.models.network_spec import NetworkSpec
+from clickline.models.networks import build_network
 from clickline.models.onnx_export import check_export, export_onnx
-from clickline.models.registry import build_network
 
 SPEC = NetworkSpec((4, 4), 2, (8,))
 
@@ -120,7 +120,7 @@ def test_export_keeps_the_mode_and_the_random_state() -> None:
 def test_export_prints_nothing() -> None:
     program = """
 from clickline.models.network_spec import NetworkSpec
-from clickline.models.registry import build_network
+from clickline.models.networks import build_network
 from clickline.models.onnx_export import check_export
 spec = NetworkSpec((4, 4), 2, (8,))
 check_export(build_network("deepfm", spec, 1), spec)

@@ -11,9 +11,9 @@ import torch
 
 from clickline.errors import ArtifactError
 from clickline.models.network_spec import NetworkSpec
+from clickline.models.networks import build_network
 from clickline.models.onnx_export import export_onnx, with_weights
 from clickline.models.quantization import quantize
-from clickline.models.registry import build_network
 from clickline.scoring.onnx_network import OnnxNetwork
 
 SPEC = NetworkSpec((9,) * 6, 4, (64, 32, 16), dropout=0.1)

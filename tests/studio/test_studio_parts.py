@@ -26,7 +26,7 @@ from clickline.studio.events import EventBroadcaster
 from clickline.studio.home_view import HomeView, SlowAnswer
 from clickline.studio.homes import Home, home_of, open_homes
 from clickline.studio.json_response import encode_json
-from clickline.studio.runs import RunsView
+from clickline.studio.runs_view import RunsView
 from clickline.studio.serving_view import ServingView
 from clickline.studio.studio_auth import Access, StudioToken, studio_token
 from servers.serving import QuietHandler, served

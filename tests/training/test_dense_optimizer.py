@@ -14,7 +14,7 @@ from clickline.errors import ArtifactError
 from clickline.models.custom_network import CustomModel
 from clickline.models.model_plan import ModelPlan
 from clickline.models.network_spec import NetworkSpec
-from clickline.models.registry import build_network
+from clickline.models.networks import build_network
 from clickline.records import EncodedRows, LabelledRows
 from clickline.training.dense_optimizer import BUFFER_ROWS, LOSS, TOTAL_WEIGHT, DenseOptimizer, Diverged
 

@@ -263,7 +263,7 @@ def logs(
     overrides: Overrides = None,
 ) -> None:
     """Show the logs of the pods, in order of time."""
-    from clickline.deploy.pod_logs import LogLine, last_lines, list_pods
+    from clickline.deploy.pod_logs import PodLogLine, last_lines, list_pods
     from clickline.deploy.pod_logs import follow as follow_logs
 
     if role is not None and role not in _ROLES:
@@ -278,7 +278,7 @@ def logs(
     target = _target(_config(config_file, _with(overrides, namespace)))
     name, namespace = target["name"], target["namespace"]
 
-    def show(line: LogLine) -> None:
+    def show(line: PodLogLine) -> None:
         inner = "" if line.container == role or line.container in _ROLES else f"/{line.container}"
         say(f"{line.pod}{inner} {line.text}")
 

@@ -14,8 +14,8 @@ from ssl import SSLContext
 from types import TracebackType
 from typing import Any, Literal, Protocol, Self, TypeVar, get_args
 
+from clickline.client.attempts import AttemptFailed, PreparedRequest, RawResponse, RetryBudget, ServerAddress
 from clickline.client.columnar import RequestTable, Rows, as_table
-from clickline.client.request import AttemptFailed, PreparedRequest, RawResponse, RetryBudget, ServerAddress
 from clickline.client.results import ModelInfo, Prediction, Ranking
 from clickline.errors import ClicklineError, ConfigError, Mistake, RequestRefused
 

@@ -12,9 +12,9 @@ import numpy as np
 import orjson
 from numpy.typing import NDArray
 
+from clickline.client.attempts import PreparedRequest, RawResponse
 from clickline.client.columnar import Column, NumericColumn, RequestTable, as_spans
 from clickline.client.http_codec import TfServingHttpCodec, answering_version
-from clickline.client.request import PreparedRequest, RawResponse
 from clickline.client.results import Prediction
 from clickline.errors import RequestRefused
 from clickline.features.encoder_kernels import canonicalize_spans, xxh64

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ssl
 from pathlib import Path
 
-from clickline.client.request import AttemptFailed, ServerAddress
+from clickline.client.attempts import AttemptFailed, ServerAddress
 from clickline.errors import ClicklineError, RequestRefused
 
 

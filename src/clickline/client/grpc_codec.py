@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from clickline.client.attempts import PreparedRequest, RawResponse
 from clickline.client.columnar import Column, NumericColumn, RequestTable
 from clickline.client.packing import pack_values
-from clickline.client.request import PreparedRequest, RawResponse
 from clickline.client.results import ModelInfo, Prediction, Ranking, TensorInfo
 from clickline.wire.messages import (
     GetModelMetadataRequest,

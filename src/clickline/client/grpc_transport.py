@@ -8,6 +8,7 @@ from typing import Any
 
 import grpc
 
+from clickline.client.attempts import AttemptFailed, PreparedRequest, RawResponse, ServerAddress
 from clickline.client.error_messages import (
     no_tls,
     read_ca_file,
@@ -15,7 +16,6 @@ from clickline.client.error_messages import (
     unreachable,
     untrusted_certificate,
 )
-from clickline.client.request import AttemptFailed, PreparedRequest, RawResponse, ServerAddress
 from clickline.errors import ClicklineError, Refusal, RequestRefused
 
 _OPTIONS = (

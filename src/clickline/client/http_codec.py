@@ -11,9 +11,9 @@ import numpy as np
 import orjson
 from numpy.typing import NDArray
 
+from clickline.client.attempts import PreparedRequest, RawResponse
 from clickline.client.columnar import NumericColumn, RequestTable, SpanColumn, StringColumn, as_doubles
 from clickline.client.packing import pack_values
-from clickline.client.request import PreparedRequest, RawResponse
 from clickline.client.results import ModelInfo, Prediction, Ranking, TensorInfo
 
 _OUTPUTS = ("logistic", "logits")

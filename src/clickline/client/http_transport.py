@@ -14,6 +14,7 @@ from typing import Any
 
 import httpx
 
+from clickline.client.attempts import AttemptFailed, PreparedRequest, RawResponse, ServerAddress
 from clickline.client.error_messages import (
     no_tls,
     read_ca_file,
@@ -21,7 +22,6 @@ from clickline.client.error_messages import (
     unreachable,
     untrusted_certificate,
 )
-from clickline.client.request import AttemptFailed, PreparedRequest, RawResponse, ServerAddress
 from clickline.errors import ClicklineError, Refusal, RequestRefused
 
 _KINDS: dict[int, Refusal] = {

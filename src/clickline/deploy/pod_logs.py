@@ -16,7 +16,7 @@ from clickline.errors import ClusterError
 _POLL_SECONDS = 2.0
 
 
-class LogLine(NamedTuple):
+class PodLogLine(NamedTuple):
     """A line of a container's log."""
 
     at: str
@@ -45,7 +45,7 @@ def list_pods(kube: Kube, *, name: str, namespace: str, role: str | None) -> lis
 
 def last_lines(
     kube: Kube, found: Sequence[Object], *, namespace: str, lines: int, previous: bool = False
-) -> list[LogLine]:
+) -> list[PodLogLine]:
     """The last lines of all containers together, or of their previous runs."""
     sources = [one for pod in found for one in _sources(pod) if one.restarts or not previous]
     options = {"previous": "true"} if previous else {}
@@ -67,23 +67,23 @@ def _sources(pod: Object) -> list[_Source]:
     ]
 
 
-def _read(kube: Kube, namespace: str, source: _Source, **options: str) -> Iterator[LogLine]:
+def _read(kube: Kube, namespace: str, source: _Source, **options: str) -> Iterator[PodLogLine]:
     """The lines of one container (`options`: see `Kube.log`); none if it has no log yet or its pod is gone."""
     try:
         for text in kube.log(namespace, source.pod, source.container, **options):
             at, _, message = text.partition(" ")
             if at > options.get("sinceTime", ""):  # which has whole seconds: their lines come again
-                yield LogLine(at, source.pod, source.container, message)
+                yield PodLogLine(at, source.pod, source.container, message)
     except ApiError as refused:
         if refused.status not in (400, 404):
             raise
 
 
 def follow(
-    kube: Kube, *, name: str, namespace: str, role: str | None, after: Sequence[LogLine]
-) -> Iterator[LogLine]:
+    kube: Kube, *, name: str, namespace: str, role: str | None, after: Sequence[PodLogLine]
+) -> Iterator[PodLogLine]:
     """The lines after `after`, also of pods that start later. Ends when no pod runs and none will."""
-    lines: queue.SimpleQueue[LogLine | ClusterError] = queue.SimpleQueue()
+    lines: queue.SimpleQueue[PodLogLine | ClusterError] = queue.SimpleQueue()
     last_seen: dict[tuple[str, str], str] = {}
     for line in after:
         last_seen[line.pod, line.container] = max(line.at, last_seen.get((line.pod, line.container), ""))

@@ -33,7 +33,7 @@ from clickline.embedding.optimizers import RowOptimizer
 from clickline.errors import ConfigError, Mistake
 from clickline.features import FeatureSpec
 from clickline.models.model_plan import OPTIMIZERS, ModelPlan
-from clickline.models.registry import NETWORKS
+from clickline.models.networks import NETWORKS
 
 _LARGEST_BATCH = 4096
 _SMALLEST_BATCH = 128

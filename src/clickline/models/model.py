@@ -21,7 +21,7 @@ from clickline.models.calibration import Calibration, calibration_from_json
 from clickline.models.custom_network import CustomModel, load_custom_model
 from clickline.models.model_plan import ModelPlan
 from clickline.models.network_spec import NetworkSpec
-from clickline.models.registry import NETWORKS, build_network
+from clickline.models.networks import NETWORKS, build_network
 from clickline.models.torch_runtime import retain_freed_memory
 from clickline.models.weights import load_network, network_arrays
 from clickline.records import LabelledRows

@@ -9,7 +9,7 @@ from collections import deque
 from contextlib import suppress
 from typing import Any, NamedTuple
 
-from clickline.wire.frames import (
+from clickline.wire.lookup_frames import (
     HELLO,
     LOOKUP,
     MAX_MESSAGE,

@@ -22,7 +22,7 @@ from typing import Any
 
 from clickline.errors import ClicklineError
 from clickline.scoring.lookup_connection import LookupConnection, SocketAddress, resolve
-from clickline.wire.frames import NOT_LOADED, OK, ProtocolError, read_message, read_versions
+from clickline.wire.lookup_frames import NOT_LOADED, OK, ProtocolError, read_message, read_versions
 
 _CHECK_SECONDS = 0.5  # between two health checks of a replica
 _CHECK_TIMEOUT = 1.0  # of a health check, if lookups may take longer

@@ -22,7 +22,7 @@ from clickline.embedding.serving import GatherPlan, PartShape, Precision, pool, 
 from clickline.errors import ArtifactError, RequestRefused
 from clickline.scoring.lookup_pool import LookupPool, LookupStats, ShardRequest
 from clickline.scoring.lookup_request_kernels import CallBuffers, RowCache, build_requests, locate_rows
-from clickline.wire.frames import (
+from clickline.wire.lookup_frames import (
     LOOKUP_ROWS_AT,
     MAX_KEYS,
     answer_bytes,

@@ -26,7 +26,7 @@ from clickline.studio.events import EventBroadcaster
 from clickline.studio.home_view import HomeView, NotFound, SlowAnswer
 from clickline.studio.homes import Home
 from clickline.studio.json_response import encode_json
-from clickline.studio.openapi import Endpoint, openapi
+from clickline.studio.openapi import ApiRoute, openapi
 from clickline.studio.studio_auth import REPORT, Access, AccessMiddleware
 
 if TYPE_CHECKING:
@@ -95,16 +95,16 @@ class Studio:
         """The routes of the API."""
         return [Route(one.path, one.handler, methods=[one.method]) for one in self._endpoints()]
 
-    def _endpoints(self) -> list[Endpoint]:
+    def _endpoints(self) -> list[ApiRoute]:
         home = "/api/homes/{home}"
         actions = [
-            Endpoint("POST", f"/actions/{action}", "Moved", summary, self._action(action), "MoveRequest", token=True)
+            ApiRoute("POST", f"/actions/{action}", "Moved", summary, self._action(action), "MoveRequest", token=True)
             for action, summary in ACTIONS.items()
         ]  # fmt: skip
         return [
-            Endpoint("GET", "/api/openapi.json", "Document", "This document.", self._openapi),
-            Endpoint("POST", "/api/ticket", "Ticket", _TICKET, self._ticket),
-            Endpoint("GET", "/api/homes", "Homes", "All homes.", self._homes),
+            ApiRoute("GET", "/api/openapi.json", "Document", "This document.", self._openapi),
+            ApiRoute("POST", "/api/ticket", "Ticket", _TICKET, self._ticket),
+            ApiRoute("GET", "/api/homes", "Homes", "All homes.", self._homes),
             *(
                 replace(one, path=f"{home}{one.path}", handler=self._of_home(one.handler))
                 for one in (*_HOME_ENDPOINTS, *actions)
@@ -236,24 +236,24 @@ async def _events(context: _HomeContext, request: Request) -> Any:
 
 
 _HOME_ENDPOINTS = (
-    Endpoint("GET", "/status", "Status", "The document of `clickline status --json`.", lambda c, _: c.view.status()),
-    Endpoint("GET", "/runs", "Runs", "Training runs, most recently active first.", lambda c, _: c.view.list_runs()),
-    Endpoint("GET", "/runs/{run}", "Run", "The report of a run with its learning curve.", _run),
-    Endpoint("GET", "/runs/{run}/report.html", "text/html", "The HTML report of a run.", _report),
-    Endpoint("GET", "/runs/{run}/curve", "Curve", "The learning curve of a run.", _curve),
-    Endpoint("GET", "/versions", "Versions", "Versions and history, newest first.", lambda c, _: c.view.all_versions()),
-    Endpoint("GET", "/versions/diff", "Difference", "The differences between two versions.", _diff,
+    ApiRoute("GET", "/status", "Status", "The document of `clickline status --json`.", lambda c, _: c.view.status()),
+    ApiRoute("GET", "/runs", "Runs", "Training runs, most recently active first.", lambda c, _: c.view.list_runs()),
+    ApiRoute("GET", "/runs/{run}", "Run", "The report of a run with its learning curve.", _run),
+    ApiRoute("GET", "/runs/{run}/report.html", "text/html", "The HTML report of a run.", _report),
+    ApiRoute("GET", "/runs/{run}/curve", "Curve", "The learning curve of a run.", _curve),
+    ApiRoute("GET", "/versions", "Versions", "Versions and history, newest first.", lambda c, _: c.view.all_versions()),
+    ApiRoute("GET", "/versions/diff", "Difference", "The differences between two versions.", _diff,
              query={"a": True, "b": True}),
-    Endpoint("GET", "/serving", "Serving", "Metrics of the live server, scraped once a second while someone watches.",
+    ApiRoute("GET", "/serving", "Serving", "Metrics of the live server, scraped once a second while someone watches.",
              lambda c, _: c.events.serving()),
-    Endpoint("GET", "/data", "Data", "The dataset, the hours oldest first, and quarantined rows.",
+    ApiRoute("GET", "/data", "Data", "The dataset, the hours oldest first, and quarantined rows.",
              lambda c, _: c.view.all_data()),
-    Endpoint("GET", "/cluster", "Cluster", "Training on a cluster; null if there is none.",
+    ApiRoute("GET", "/cluster", "Cluster", "Training on a cluster; null if there is none.",
              lambda c, _: c.view.cluster()),
-    Endpoint("GET", "/form", "Form", "The fields and example rows of the playground.", _form),
-    Endpoint("POST", "/try", "Tried", "Score rows with the live server.", _try, body="Try"),
-    Endpoint("GET", "/logs/{stage}", "text/plain", "The last lines of a log.", _logs, query={"tail": False}),
-    Endpoint("GET", "/events", "text/event-stream",
+    ApiRoute("GET", "/form", "Form", "The fields and example rows of the playground.", _form),
+    ApiRoute("POST", "/try", "Tried", "Score rows with the live server.", _try, body="Try"),
+    ApiRoute("GET", "/logs/{stage}", "text/plain", "The last lines of a log.", _logs, query={"tail": False}),
+    ApiRoute("GET", "/events", "text/event-stream",
              "Events: status, serving, and runs, versions, data when they have changed.", _events),
 )  # fmt: skip
 _TICKET = "A pass of one minute, as ?ticket=…, for links and EventSource if reading needs the token."

@@ -16,7 +16,7 @@ from clickline.pipeline.up_folder import UpFolder
 from clickline.storage.storage import Storage
 from clickline.studio.dataset_view import DatasetView
 from clickline.studio.homes import Home
-from clickline.studio.runs import RunsView
+from clickline.studio.runs_view import RunsView
 from clickline.studio.serving_view import ServingView
 from clickline.studio.versions_view import VersionsView
 from clickline.training.cluster.job_status import read_status

@@ -218,7 +218,7 @@ _SCHEMAS: dict[str, Schema] = {
 
 
 @dataclass(frozen=True)
-class Endpoint:
+class ApiRoute:
     """One route of the API: how it is described, and what answers it."""
 
     method: str
@@ -231,7 +231,7 @@ class Endpoint:
     token: bool = False
 
 
-def openapi(endpoints: Iterable[Endpoint]) -> dict[str, Any]:
+def openapi(endpoints: Iterable[ApiRoute]) -> dict[str, Any]:
     """The OpenAPI 3.1 document of the endpoints."""
     return {
         "openapi": "3.1.0",
@@ -244,7 +244,7 @@ def openapi(endpoints: Iterable[Endpoint]) -> dict[str, Any]:
     }
 
 
-def _operation(endpoint: Endpoint) -> dict[str, Any]:
+def _operation(endpoint: ApiRoute) -> dict[str, Any]:
     is_text = endpoint.response.startswith("text/")
     parameters = [
         {"name": name, "in": "path", "required": True, "schema": _TEXT}

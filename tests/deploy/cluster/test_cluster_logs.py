@@ -14,7 +14,7 @@ from api_server import ApiServer, Fault, Log
 
 from clickline.deploy import pod_logs as module
 from clickline.deploy.kube_client import Kube
-from clickline.deploy.pod_logs import LogLine, follow, last_lines, list_pods
+from clickline.deploy.pod_logs import PodLogLine, follow, last_lines, list_pods
 from clickline.errors import ClusterError
 
 RUNNING = {"running": {}}
@@ -31,7 +31,7 @@ def running(name: str, *, restarts: int = 0, role: str = "pipeline") -> dict[str
     )
 
 
-def texts(lines: list[LogLine]) -> list[tuple[str, str, str]]:
+def texts(lines: list[PodLogLine]) -> list[tuple[str, str, str]]:
     return [(one.pod, one.container, one.text) for one in lines]
 
 
@@ -86,7 +86,7 @@ def test_forbidden_log_is_reported(bare: ApiServer, kube: Kube) -> None:
 
 class Followed:
     def __init__(self) -> None:
-        self.lines: list[LogLine] = []
+        self.lines: list[PodLogLine] = []
         self.ended = threading.Event()
 
     def wait(self, what: Callable[[], bool]) -> None:
@@ -104,7 +104,7 @@ def following(kube: Kube, monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.setattr(module, "_POLL_SECONDS", 0.05)
 
     @contextmanager
-    def start(api: ApiServer, after: list[LogLine]) -> Iterator[Followed]:
+    def start(api: ApiServer, after: list[PodLogLine]) -> Iterator[Followed]:
         """Until the job is over, which the end of the block sees to."""
         followed = Followed()
 
@@ -149,7 +149,7 @@ def test_follow_does_not_repeat_lines(bare: ApiServer, following: Any) -> None:
     bare.put({**job(), "status": {"active": 1}})
     bare.put(running("a"))
     bare.say("a", "pipeline", line(1, "one"), line(2, "two"))
-    shown = [LogLine(line(1, "").strip(), "a", "pipeline", "one")]
+    shown = [PodLogLine(line(1, "").strip(), "a", "pipeline", "one")]
     with following(bare, shown) as followed:
         followed.wait_for("two")
 

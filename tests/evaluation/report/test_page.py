@@ -13,11 +13,11 @@ import pytest
 from example_documents import HOSTILE, bare, document, hostile, long, old, one_class, refused
 
 from clickline.errors import ClicklineError
-from clickline.evaluation.report import render
+from clickline.evaluation.report import templating
 from clickline.evaluation.report.comparison_page import comparison_page
 from clickline.evaluation.report.page import page, write_page
 from clickline.evaluation.report.plots import figures
-from clickline.evaluation.report.render import number, percent, signed
+from clickline.evaluation.report.templating import number, percent, signed
 from clickline.storage.storage import Storage
 
 
@@ -230,7 +230,7 @@ def test_nan_and_infinity_become_null():
 
 @pytest.mark.parametrize("package", ["plotly", "jinja2"])
 def test_missing_package_error_names_the_extra(monkeypatch, tmp_path, package):
-    render._environment.cache_clear()
+    templating._environment.cache_clear()
     monkeypatch.setitem(sys.modules, package, None)
     with pytest.raises(
         ClicklineError, match=rf"need the package {package}: pip install 'clickline\[report\]'"

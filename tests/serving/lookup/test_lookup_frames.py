@@ -28,8 +28,8 @@ from hypothesis import strategies as st
 
 from clickline.scoring.lookup_connection import LookupConnection, resolve
 from clickline.serving.lookup import lookup_server as server_module
-from clickline.wire import frames
-from clickline.wire.frames import (
+from clickline.wire import lookup_frames
+from clickline.wire.lookup_frames import (
     HEADER,
     HELLO,
     LOOKUP,
@@ -257,7 +257,7 @@ def answering(answer: bytes) -> tuple[socket.socket, str]:
         connection, _ = listening.accept()
         with connection:
             connection.recv(1 << 16)
-            connection.sendall(frames.status_reply(FrameHeader(0, HELLO, 0, 0, 0), {"shard": 0}))
+            connection.sendall(lookup_frames.status_reply(FrameHeader(0, HELLO, 0, 0, 0), {"shard": 0}))
             connection.recv(1 << 16)
             connection.sendall(answer)
 

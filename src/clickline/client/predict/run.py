@@ -23,10 +23,10 @@ from numpy.typing import NDArray
 
 from clickline.artifacts.from_config import storage_of
 from clickline.client import Client, ModelInfo, Prediction
+from clickline.client.attempts import PreparedRequest
 from clickline.client.client import ProtocolName
 from clickline.client.predict.elasticctr_columns import to_elasticctr_columns
 from clickline.client.predict.log_batches import Batch, LogBatches
-from clickline.client.request import PreparedRequest
 from clickline.config import Config
 from clickline.data.input_blocks import Inputs, map_in_order, reader_from_config
 from clickline.data.schema import Schema, build_schema

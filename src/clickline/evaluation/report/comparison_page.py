@@ -15,7 +15,7 @@ from clickline.evaluation.report.comparison import (
 )
 from clickline.evaluation.report.page import name_of
 from clickline.evaluation.report.plots import Document, overlay_figures
-from clickline.evaluation.report.render import last_known, number, percent, render, value_at
+from clickline.evaluation.report.templating import last_known, number, percent, render, value_at
 from clickline.storage.storage import Storage
 
 NamedReport = tuple[str, Document]

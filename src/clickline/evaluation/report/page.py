@@ -7,7 +7,7 @@ from typing import Any
 
 from clickline.evaluation.report.comparison import METRICS, difference, slice_differences
 from clickline.evaluation.report.plots import Document, figures
-from clickline.evaluation.report.render import last_known, render
+from clickline.evaluation.report.templating import last_known, render
 from clickline.storage.storage import Storage
 
 # The sections in order: their names in the navigation, and in the list of what the document lacks.

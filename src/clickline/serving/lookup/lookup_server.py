@@ -19,7 +19,7 @@ import numpy as np
 
 from clickline.serving.json_log import JsonLog
 from clickline.serving.lookup.lookup_versions import ShardVersion, ShardVersions
-from clickline.wire.frames import (
+from clickline.wire.lookup_frames import (
     HELLO,
     LOOKUP,
     LOOKUP_ROWS_AT,
@@ -28,7 +28,7 @@ from clickline.wire.frames import (
     MAX_PARTS,
     STATUS,
     FrameHeader,
-    LookupRequest,
+    LookupFrame,
     ProtocolError,
     ReceiveBuffer,
     answer_bytes,
@@ -277,7 +277,7 @@ class _Connection:
         self.counts.keys += lookup.keys_N.size
         self._send_rows(frame, lookup, version)
 
-    def _send_rows(self, frame: FrameHeader, lookup: LookupRequest, version: ShardVersion) -> None:
+    def _send_rows(self, frame: FrameHeader, lookup: LookupFrame, version: ShardVersion) -> None:
         keys = lookup.keys_N.size
         size = answer_bytes(lookup.counts, version.widths)
         if self._out.size < version.piece:

@@ -22,7 +22,7 @@ from clickline.embedding.serving import ServingTable
 from clickline.embedding.serving.file_format import shard_name
 from clickline.errors import ArtifactError, ClicklineError
 from clickline.serving.json_log import JsonLog
-from clickline.wire.frames import LOOKUP_ROWS_AT
+from clickline.wire.lookup_frames import LOOKUP_ROWS_AT
 
 _IDLE_SECONDS = 10.0  # without a lookup before an old version is closed
 _MAX_OPEN = 4

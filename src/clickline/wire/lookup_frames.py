@@ -166,7 +166,7 @@ def read_message(body: memoryview) -> str:
 # ── lookups ────────────────────────────────────────────────────────────────────────────────────
 
 
-class LookupRequest(NamedTuple):
+class LookupFrame(NamedTuple):
     """The contents of a lookup request."""
 
     version: int
@@ -198,7 +198,7 @@ def write_lookup_header(
     struct.pack_into(f"<{1 + parts}Q", target.data, at + HEADER.size, version, *counts)
 
 
-def read_lookup(frame: FrameHeader, buffer: ReceiveBuffer) -> LookupRequest:
+def read_lookup(frame: FrameHeader, buffer: ReceiveBuffer) -> LookupFrame:
     """Parse a lookup, after checking its counts against the size of the frame."""
     parts, size = frame.parts, frame.size
     if parts > MAX_PARTS or size < request_bytes(parts, 0) or size % 8:
@@ -210,7 +210,7 @@ def read_lookup(frame: FrameHeader, buffer: ReceiveBuffer) -> LookupRequest:
     if keys > MAX_KEYS:
         raise ProtocolError(f"a lookup of {keys:,} keys; allowed: {MAX_KEYS:,}")
     start = lookup_keys_at(parts)
-    return LookupRequest(version, tuple(counts), buffer.bytes[start : start + 8 * keys].view(np.uint64))
+    return LookupFrame(version, tuple(counts), buffer.bytes[start : start + 8 * keys].view(np.uint64))
 
 
 def write_answer_header(target: NDArray[np.uint8], frame: FrameHeader, version: int, size: int) -> None:
