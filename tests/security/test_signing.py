@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
-from clickline.artifacts.manifest import MANIFEST, SIGNATURE, manifest_bytes
+from clickline.artifacts.manifest import MANIFEST, SIGNATURE
 from clickline.artifacts.promotion import pin, roll_back
 from clickline.artifacts.registry import Registry
 from clickline.artifacts.signing import Signer, TrustedKeys, make_keys
-from clickline.artifacts.version import VERSION_FORMAT, Version
+from clickline.artifacts.version import Version
 from clickline.errors import ArtifactError, ClicklineError, VersionUntrusted
 from clickline.storage.storage import Storage
 from servers.s3 import s3_server
@@ -66,10 +66,23 @@ def test_signed_version_is_accepted_and_openssl_agrees(tmp_path: Path, keys: Key
         assert (done.returncode, done.stdout.strip()) == (0, "Signature Verified Successfully")
 
 
-def test_gc_that_rolls_back_restores_the_signed_bytes(tmp_path: Path, keys: Keys) -> None:
-    version = publish(Registry(Storage(), str(tmp_path)), keys.signer, config="\udc80")
-    stored = (Path(version.folder) / MANIFEST).read_bytes()
-    assert manifest_bytes("version", VERSION_FORMAT, version.manifest) == stored
+def test_gc_that_rolls_back_restores_the_signed_bytes(
+    tmp_path: Path, keys: Keys, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    registry = trusting(tmp_path / "r", keys)
+    versions = [publish(registry, keys.signer, config="\udc80") for _ in range(3)]
+    manifest = Path(versions[1].folder) / MANIFEST
+    signed, delete = manifest.read_bytes(), Storage.delete
+
+    def delete_then_move(self: Storage, uri: str) -> None:
+        delete(self, uri)
+        if uri == str(manifest):
+            registry.move(3, "while gc removes version 2", after=None)
+
+    monkeypatch.setattr(Storage, "delete", delete_then_move)
+    assert registry.gc(1) == []
+    assert manifest.read_bytes() == signed
+    assert registry.version(2) == versions[1], "its signature is still valid"
 
 
 def test_unsigned_version_is_refused(tmp_path: Path, keys: Keys) -> None:
