@@ -25,8 +25,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from clickline.pipeline.processes import Process, descendants
-
+from clickline.processes import Process, descendants
 from soaking.project import LOOKUPS, SHARDS, Project
 
 ROLES = {

@@ -154,7 +154,7 @@ def test_version_with_wrong_scores_is_not_published_and_training_continues(world
     real = publishing._verify_scores
 
     def second_is_damaged(config, registry, release, *rest):
-        if release.origin["hour"] == "20260101/01":
+        if release.origin.hour == "20260101/01":
             raise ArtifactError("the packed files score the sample differently.")
         return real(config, registry, release, *rest)
 

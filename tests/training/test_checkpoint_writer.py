@@ -7,7 +7,7 @@ from threading import Event
 
 import pytest
 
-from clickline.artifacts.checkpoint import Checkpoint
+from clickline.artifacts.checkpoint import Checkpoint, CheckpointManifest
 from clickline.config.sections import TrainSection
 from clickline.progress import Progress
 from clickline.training.checkpoint_writer import CheckpointWriter
@@ -23,7 +23,8 @@ class RecordingProgress(Progress):
 
 
 def written() -> Checkpoint:
-    return Checkpoint(Path("step"), 1, {})
+    manifest = CheckpointManifest({}, {}, None, -1, step=1, dense_sha256="", tables={}, tables_sha256="")
+    return Checkpoint(Path("step"), manifest)
 
 
 def settings(steps: int | None, every: str = "1h") -> TrainSection:

@@ -124,7 +124,7 @@ def test_every_section_matches_a_direct_count(project):
             "folder": str(result.checkpoint.folder),
             "step": result.checkpoint.step,
             "epoch": 1,
-            "learned_rows": 16_000,
+            "trained_rows": 16_000,
         },
         "version": None,
     }

@@ -103,7 +103,7 @@ def test_run_killed_at_a_chosen_moment_resumes(project, hourly, monkeypatch, mom
         patch.setattr(Storage, "put", put_or_end)
         patch.setattr(Storage, "delete", end_or_delete)
         if moment == "lock":
-            patch.setattr(dataset_builder, "_write_owner", lambda lock: (_ for _ in ()).throw(Killed))
+            patch.setattr(dataset_builder, "write_owner", lambda *_: (_ for _ in ()).throw(Killed))
         with pytest.raises(Killed):
             hours.prepare(0, None)
     again = hours.prepare(0, None)

@@ -31,9 +31,8 @@ def api(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ApiServer]:
 
 @pytest.fixture
 def kube(api: ApiServer) -> Iterator[Kube]:
-    client = connect()
-    yield client
-    client.close()
+    with connect() as client:
+        yield client
 
 
 def _rendered(folder: Path, *overrides: str) -> Rendered:
