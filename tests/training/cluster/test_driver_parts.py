@@ -289,6 +289,15 @@ def test_worker_without_rows_yet_has_time_to_compile(
     assert monitor.stuck_at("worker-0") == stuck
 
 
+def test_worker_that_does_not_answer_is_silent_not_stuck(tmp_path: Path) -> None:
+    """Its last report is old, whatever phase that names. Otherwise the phase decides why it is given up."""
+    monitor = open_monitor(tmp_path)
+    monitor._reports["worker-0"] = report(512, "request")
+    monitor._progressed_at["worker-0"] = time.monotonic() - 60.0
+    monitor._silent_for["worker-0"] = 1.0
+    assert monitor.stuck_at("worker-0") == ""
+
+
 @pytest.mark.parametrize(
     ("placed", "waited", "stays", "lost"),
     [

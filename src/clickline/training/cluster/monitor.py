@@ -13,6 +13,7 @@ from clickline.progress import Progress
 from clickline.training.cluster.embedding_server import EmbeddingServerState
 from clickline.training.cluster.job import TrainingJob
 from clickline.training.cluster.job_status import (
+    EVENTS,
     CheckpointStatus,
     Event,
     JobMetrics,
@@ -88,6 +89,10 @@ class Monitor:
         others. Reading may take `reading` seconds, if that is more than the usual limit."""
         report, progressed = self._reports.get(worker), self._progressed_at.get(worker)
         if report is None or progressed is None or report.phase in _WAITING:
+            return ""
+        if (
+            self._silent_for.get(worker, 0.0) > 0.0
+        ):  # its last report says nothing about now: `lose_silent_workers`
             return ""
         patience = self._job.group_seconds
         if report.phase == "read":
@@ -232,7 +237,7 @@ class Monitor:
         self._progress.log(f"cluster: {reason}")
         self.log.write(f"{decision}: {reason}")
         self._status = replace(
-            self._status, events=(*self._status.events, Event(timestamp(), decision, reason))
+            self._status, events=(*self._status.events, Event(timestamp(), decision, reason))[-EVENTS:]
         )
 
     def announce_waiting(self, reason: str) -> None:
