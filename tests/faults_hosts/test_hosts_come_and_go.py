@@ -107,4 +107,5 @@ def test_run_that_does_not_fit_reports_once_and_starts_when_a_node_joins(
     assert sorted(training.workers().values()) == ["a", "a", "head"]
     assert training.status()["message"] == ""
     exact(training, training.finish())
-    assert training.output().count("must fit before training starts") == 1
+    # Once as long as nothing changes: Ray may announce the CPUs of a node that joins before it says that they are free.
+    assert training.output().count(reason) == 1
