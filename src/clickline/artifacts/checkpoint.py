@@ -103,6 +103,11 @@ class Checkpoint:
         return None if self.manifest.run is None else self.manifest.run.dataset
 
     @property
+    def identity(self) -> Mapping[str, Any] | None:
+        """What the result of its run depends on; None for one of `clickline up --follow`."""
+        return None if self.manifest.run is None else self.manifest.run.identity
+
+    @property
     def features(self) -> FeatureSpec:
         return FeatureSpec.from_json(self.manifest.features)
 

@@ -121,13 +121,7 @@ def finished_run(config: Config, spec: RunSpec, progress: Progress) -> AcceptedM
     else:  # another version may be current by now
         return None
     checkpoint = open_checkpoint_folder(spec.folder / report["checkpoint"]) if verdict.passed else None
-    progress_of_run = None if checkpoint is None else checkpoint.manifest.run
-    if (
-        checkpoint is None
-        or progress_of_run is None
-        or progress_of_run.identity != spec.identity
-        or not checkpoint.is_intact()
-    ):
+    if checkpoint is None or checkpoint.identity != spec.identity or not checkpoint.is_intact():
         return None
     path, run = str(spec.report), spec.folder.name
     if same_gate:

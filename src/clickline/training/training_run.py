@@ -181,7 +181,7 @@ class TrainingRun:
             if start is not None:
                 self._progress.log(f"warm start from {start.folder}")
             return
-        if checkpoint.manifest.run is None or checkpoint.manifest.run.identity != self._spec.identity:
+        if checkpoint.identity != self._spec.identity:
             raise ArtifactError(f"{checkpoint.folder} belongs to another run. Remove {run}.")
         best = self._history.stopped_at
         if best is not None:  # the run is over, and its result is the best epoch
