@@ -429,8 +429,8 @@ class Soak:
             ("learned", count) for count in lines
         ]
         newest = max((home / "runs/follow").glob("step-*/manifest.json"))
-        body: dict[str, Any] = json.loads(newest.read_text())
-        once = body["learned"] == [[FIRST_HOUR, FIRST_HOUR + len(arrived)]]
+        trained_hours: list[list[int]] = json.loads(newest.read_text())["hourly"]["trained_hours"]
+        once = trained_hours == [[FIRST_HOUR, FIRST_HOUR + len(arrived)]]
         counted = counters_of_logs(arrived, SLOTS, EVICTION_HOURS)
         found = counters_of_checkpoint(newest.parent)
         differing = found.differences(counted)
@@ -439,7 +439,7 @@ class Soak:
         missing = int(np.setxor1d(versions.ids(last), counted.ids_N).size)
         for fine, message in (
             (exact_rows, "the records of the hours do not have the row counts of the logs"),
-            (once, f"the checkpoint was trained on {body['learned']}, but {len(arrived)} hours have arrived"),
+            (once, f"the checkpoint was trained on {trained_hours}, but {len(arrived)} hours have arrived"),
             (not differing, f"{differing} ids have other counters in the checkpoint than in the logs"),
             (not missing, f"{missing} ids are in version {last} or in the logs, not in both"),
         ):
