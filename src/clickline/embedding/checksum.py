@@ -5,9 +5,10 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from clickline.embedding.index import CANDIDATE, IndexView, RowsView, address_of, row_in
+from clickline.embedding.index import CANDIDATE, address_of, row_in
 from clickline.embedding.raw_memory import Int, i64_at, prefetch, u32_at, u64_at
 from clickline.embedding.row_layout import GENERATION, HEAD
+from clickline.embedding.table_view import TableView
 from clickline.numba_cache import njit
 
 _AHEAD = 16
@@ -31,13 +32,12 @@ def _mix_word(digest: np.uint64, word: np.uint64) -> np.uint64:
 
 
 @njit(cache=True, nogil=True)
-def digest_shards(
-    index: IndexView, rows: RowsView, first: Int, last: Int, size: Int, sums_H: NDArray[np.uint64]
-) -> None:
+def digest_shards(first: Int, last: Int, table: TableView, sums_H: NDArray[np.uint64]) -> None:
     """Sum the checksums of each shard's admitted ids; their order of arrival does not matter."""
+    rows, size = table.rows, table.layout.size
     for h in range(first, last):
-        entries = u64_at(i64_at(index.addresses_H)[h])
-        end = i64_at(index.ends_H)[h]
+        entries = u64_at(i64_at(table.index.addresses_H)[h])
+        end = i64_at(table.index.ends_H)[h]
         total = np.uint64(0)
         for at in range(end):
             if at + _AHEAD < end and entries[at + _AHEAD] != np.uint64(0):

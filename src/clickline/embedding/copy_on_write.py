@@ -14,20 +14,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from clickline.embedding.index import (
-    CANDIDATE,
-    SHARDS,
-    IndexView,
-    RowsView,
-    address_of,
-    home_of,
-    mix,
-    row_in,
-    tag_in,
-)
+from clickline.embedding.index import CANDIDATE, SHARDS, address_of, home_of, mix, row_in, tag_in
 from clickline.embedding.raw_memory import Int, address, allocate, i64_at, prefetch, u32_at, u64_at
-from clickline.embedding.row_counters import COW_BLOCK_ROWS, CopyOnWriteView, saved_row_at
+from clickline.embedding.row_counters import COW_BLOCK_ROWS, saved_row_at
 from clickline.embedding.row_layout import GENERATION, HEAD
+from clickline.embedding.table_view import CopyOnWriteView, TableView
 from clickline.numba_cache import njit
 
 TAGS = 1 << 32  # number of different tags in a shard's index
@@ -129,14 +120,11 @@ def _record_from(address: Int, size: Int, target: Int) -> Int:
 
 @njit(cache=True, nogil=True)
 def copy_slice(
-    index: IndexView,
-    rows: RowsView,
-    cow: CopyOnWriteView,
+    table: TableView,
     order: NDArray[np.int64],
     shard: Int,
     first_tag: Int,
     last_tag: Int,
-    size: Int,
     since: Int,
     generation: Int,
     target: Int,
@@ -144,10 +132,11 @@ def copy_slice(
 ) -> tuple[int, int]:
     """Copy the shard's rows with tags from `first_tag` to `last_tag` - 1 that changed after generation `since`, as
     they were in `generation`. Returns the addresses of the next records."""
-    entries = u64_at(i64_at(index.addresses_H)[shard])
-    end = i64_at(index.ends_H)[shard]
+    rows = table.rows
+    entries = u64_at(i64_at(table.index.addresses_H)[shard])
+    end = i64_at(table.index.ends_H)[shard]
     saved = 0
-    at = home_of(first_tag, i64_at(index.capacities_H)[shard])
+    at = home_of(first_tag, i64_at(table.index.capacities_H)[shard])
     while at < end or saved < order.size:
         address = row = np.int64(-1)
         if at < end:
@@ -167,10 +156,10 @@ def copy_slice(
                 at += 1
                 continue
         if saved < order.size:
-            saved_row = saved_row_at(cow, rows, shard, order[saved])
+            saved_row = saved_row_at(table.cow, rows, shard, order[saved])
             if address < 0 or mix(u64_at(saved_row)[0]) < mix(u64_at(address)[0]):
                 address = saved_row
-                row = np.int64(u32_at(i64_at(cow.rows_H)[shard])[order[saved]])
+                row = np.int64(u32_at(i64_at(table.cow.rows_H)[shard])[order[saved]])
                 saved += 1
             else:
                 at += 1
@@ -180,5 +169,5 @@ def copy_slice(
             if row >= CANDIDATE:
                 candidates_target = _record_from(address, HEAD, candidates_target)
             else:
-                target = _record_from(address, size, target)
+                target = _record_from(address, table.layout.size, target)
     return target, candidates_target

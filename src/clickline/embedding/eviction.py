@@ -11,10 +11,10 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from clickline.embedding.index import CANDIDATE, IndexView, RowsView, address_of, erase_at, row_in
+from clickline.embedding.index import CANDIDATE, address_of, row_in
 from clickline.embedding.raw_memory import Int, f64_at, i32_at, i64_at, prefetch, u32_at, u64_at
-from clickline.embedding.row_counters import FreeRows, push_row
-from clickline.embedding.row_layout import CLICKS, GENERATION, HOUR, IMPRESSIONS, SLOT
+from clickline.embedding.row_layout import CLICKS, GENERATION, HOUR, IMPRESSIONS
+from clickline.embedding.table_view import TableView, remove_entry
 from clickline.numba_cache import njit
 
 _AHEAD = 16
@@ -31,11 +31,12 @@ class Eviction:
 
 
 @njit(cache=True, nogil=True)
-def decay_shards(index: IndexView, rows: RowsView, first: Int, last: Int, rate: float) -> None:
+def decay_shards(first: Int, last: Int, table: TableView, rate: float) -> None:
     """Multiply the counters of all ids of the shards first … last - 1 by `rate`."""
+    rows = table.rows
     for h in range(first, last):
-        entries = u64_at(i64_at(index.addresses_H)[h])
-        end = i64_at(index.ends_H)[h]
+        entries = u64_at(i64_at(table.index.addresses_H)[h])
+        end = i64_at(table.index.ends_H)[h]
         for at in range(end):
             if at + _AHEAD < end and entries[at + _AHEAD] != np.uint64(0):
                 prefetch(address_of(rows, row_in(entries[at + _AHEAD])))
@@ -47,10 +48,7 @@ def decay_shards(index: IndexView, rows: RowsView, first: Int, last: Int, rate: 
 
 @njit(cache=True, nogil=True)
 def evict_shard(
-    index: IndexView,
-    rows: RowsView,
-    free: FreeRows,
-    free_candidates: FreeRows,
+    table: TableView,
     shard: Int,
     threshold: float,
     click_weight: float,
@@ -60,14 +58,13 @@ def evict_shard(
     oldest_hour: Int,
     remove: bool,
     ids: NDArray[np.uint64],
-    ids_S: NDArray[np.int64],
-    candidates_S: NDArray[np.int64],
 ) -> tuple[int, int]:
     """Count the admitted ids and candidates to evict; with `remove` also evict them and list them in `ids`."""
-    entries = u64_at(i64_at(index.addresses_H)[shard])
+    rows, end = table.rows, i64_at(table.index.ends_H)[shard]
+    entries = u64_at(i64_at(table.index.addresses_H)[shard])
     admitted = candidates = at = 0
-    while at < i64_at(index.ends_H)[shard]:
-        if at + _AHEAD < i64_at(index.ends_H)[shard] and entries[at + _AHEAD] != np.uint64(0):
+    while at < end:
+        if at + _AHEAD < end and entries[at + _AHEAD] != np.uint64(0):
             prefetch(address_of(rows, row_in(entries[at + _AHEAD])))
         if entries[at] == np.uint64(0):
             at += 1
@@ -86,14 +83,7 @@ def evict_shard(
             continue
         if remove:
             ids[admitted + candidates] = u64_at(address)[0]
-            slot = np.int64(u32_at(address + SLOT)[0])
-            erase_at(index, shard, at)  # the next entry may now be here
-            if row >= CANDIDATE:
-                push_row(free_candidates, shard, row - CANDIDATE)
-                candidates_S[slot] -= 1
-            else:
-                push_row(free, shard, row)
-                ids_S[slot] -= 1
+            remove_entry(table, shard, at)  # the next entry may now be here
         else:
             at += 1
         if row >= CANDIDATE:

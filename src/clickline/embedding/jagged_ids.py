@@ -33,6 +33,7 @@ from clickline.embedding.index import (
     tag_of,
 )
 from clickline.embedding.raw_memory import Int, i64_at, prefetch, u32_at, u64_at
+from clickline.embedding.table_view import TableView
 from clickline.embedding.thread_pool import ThreadPool
 from clickline.numba_cache import njit
 from clickline.records import SlotIds
@@ -90,7 +91,7 @@ class Partitioned(NamedTuple):
 def to_jagged(slots: Sequence[SlotIds], rows: int) -> JaggedIds:
     """Concatenate the ids of all slots; checks the offsets."""
     sizes = [ids.ids_N.size for ids in slots]
-    starts_S1 = np.concatenate([np.zeros(1, dtype=np.int64), np.cumsum(sizes, dtype=np.int64)])
+    starts_S1 = np.cumsum([0, *sizes], dtype=np.int64)
     offsets: list[NDArray[np.int64]] = []
     offsets_at_S = np.full(len(slots), -1, dtype=np.int64)
     for s, ids in enumerate(slots):
@@ -109,7 +110,7 @@ def to_jagged(slots: Sequence[SlotIds], rows: int) -> JaggedIds:
 
 
 @njit(cache=True, nogil=True)
-def count_shards(jagged: JaggedIds, first: Int, last: Int, counts_SH: NDArray[np.int64]) -> None:
+def count_shards(first: Int, last: Int, jagged: JaggedIds, counts_SH: NDArray[np.int64]) -> None:
     """Count the ids of the slots first … last - 1 in each shard."""
     ids_N, starts_S1 = jagged.ids_N, jagged.starts_S1
     for s in range(first, last):
@@ -118,12 +119,7 @@ def count_shards(jagged: JaggedIds, first: Int, last: Int, counts_SH: NDArray[np
 
 
 @njit(cache=True, nogil=True)
-def partition(
-    jagged: JaggedIds,
-    first: Int,
-    last: Int,
-    partitioned: Partitioned,
-) -> None:
+def partition(first: Int, last: Int, jagged: JaggedIds, partitioned: Partitioned) -> None:
     """Copy the ids of the slots first … last - 1 to the segments of their shards."""
     starts_S1 = jagged.starts_S1
     ids_N, offsets = u64_at(jagged.ids_N.ctypes.data), i64_at(jagged.offsets.ctypes.data)
@@ -157,18 +153,18 @@ def partition_batch(thread_pool: ThreadPool, jagged: JaggedIds) -> Partitioned:
     """Partition all ids of a batch by shard."""
     slots = jagged.offsets_at_S.size
     counts_SH = np.zeros((slots, SHARDS), dtype=np.int64)
-    thread_pool.parallel_for(slots, lambda first, last: count_shards(jagged, first, last, counts_SH))
+    thread_pool.parallel_for(slots, count_shards, jagged, counts_SH)
     partitioned = Partitioned.allocate(counts_SH)
-    thread_pool.parallel_for(slots, lambda first, last: partition(jagged, first, last, partitioned))
+    thread_pool.parallel_for(slots, partition, jagged, partitioned)
     return partitioned
 
 
 @njit(cache=True, nogil=True)
-def find_rows(index: IndexView, rows: RowsView, first: Int, last: Int, partitioned: Partitioned) -> None:
+def find_rows(first: Int, last: Int, table: TableView, partitioned: Partitioned) -> None:
     """Number the distinct ids of the shards first … last - 1 and look each of them up."""
     numbers = make_dedup_table(partitioned.starts_H1, first, last)
     for h in range(first, last):
-        find_shard(index, rows, h, partitioned, numbers)
+        find_shard(table.index, table.rows, h, partitioned, numbers)
 
 
 @njit(cache=True, nogil=True)
@@ -236,12 +232,7 @@ def number_distinct(
 
 @njit(cache=True, nogil=True)
 def _find_group(
-    index: IndexView,
-    rows: RowsView,
-    shard: Int,
-    partitioned: Partitioned,
-    begin: Int,
-    end: Int,
+    index: IndexView, rows: RowsView, shard: Int, partitioned: Partitioned, begin: Int, end: Int
 ) -> Int:
     """Look up some distinct ids with all their cache misses in flight at once; returns how many have no row."""
     ids_K, row_K = u64_at(partitioned.distinct_ids_K.ctypes.data), u32_at(partitioned.row_K.ctypes.data)
@@ -271,9 +262,15 @@ def _find_group(
 
 @njit(cache=True, nogil=True)
 def scatter_rows(
-    first: Int, last: Int, partitioned: Partitioned, row_N: NDArray[np.uint32], defaults_H: NDArray[np.int64]
+    first: Int,
+    last: Int,
+    partitioned: Partitioned,
+    row_N: NDArray[np.uint32],
+    defaults_H: NDArray[np.int64],
+    use_defaults: bool,
 ) -> None:
-    """Give every id of the batch its row; ids without a vector get the default row, numbered as the slot."""
+    """Give every id of the batch its row. Ids without a vector are counted; with `use_defaults` they get the default
+    row, numbered as the slot."""
     segments_HS1 = partitioned.segments_HS1
     order_K, distinct_K = u32_at(partitioned.order_K.ctypes.data), u32_at(partitioned.distinct_K.ctypes.data)
     row_K, rows_N = u32_at(partitioned.row_K.ctypes.data), u32_at(row_N.ctypes.data)
@@ -284,7 +281,7 @@ def scatter_rows(
             for k in range(segments_HS1[h, s], segments_HS1[h, s + 1]):
                 row: Int = np.int64(row_K[begin + np.int64(distinct_K[k])])
                 if row >= CANDIDATE:  # includes NO_ROW
-                    row = s
+                    row = s if use_defaults else row
                     defaults += 1
                 rows_N[order_K[k]] = row
         defaults_H[h] = defaults

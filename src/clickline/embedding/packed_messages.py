@@ -16,13 +16,13 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from clickline.embedding.index import CANDIDATE, NO_ROW, RowsView, address_of
-from clickline.embedding.jagged_ids import JaggedIds, Partitioned, make_dedup_table, number_distinct
-from clickline.embedding.optimizers import OptimizerView
-from clickline.embedding.pooling import PoolingPlan, sum_default, sum_shard, update_row, update_shard
-from clickline.embedding.raw_memory import Int, f32_at, i64_at, prefetch, u8_at, u32_at
-from clickline.embedding.row_counters import BatchCounts
+from clickline.embedding.index import CANDIDATE, NO_ROW, address_of
+from clickline.embedding.jagged_ids import Partitioned, make_dedup_table, number_distinct
+from clickline.embedding.pooling import Batch, packed_width, sum_shard, sums_buffer, update_shard
+from clickline.embedding.raw_memory import Int, f32_at, i32_at, prefetch, u8_at, u16_at, u32_at
+from clickline.embedding.row_counters import BatchCounts, sum_counts
 from clickline.embedding.row_layout import RowLayoutView
+from clickline.embedding.table_view import TableView
 from clickline.numba_cache import njit
 
 NO_FLOATS: NDArray[np.float32] = np.zeros(0, dtype=np.float32)
@@ -91,37 +91,17 @@ def write_request(
 ) -> None:
     """Write the distinct ids of the inner shards first … last - 1 from position at_H[h] on, with their counts if the
     request has arrays for them."""
-    distinct_K = u32_at(partitioned.distinct_K.ctypes.data)
-    batch_row_K = u32_at(partitioned.batch_row_K.ctypes.data)
-    ids_N, slots_N = request.ids_N, request.slots_N
-    impressions_N, clicks_N, hours_N = request.impressions_N, request.clicks_N, request.hours_N
-    segments_HS1 = partitioned.segments_HS1
-    largest = 1
-    for h in range(first, last):
-        largest = max(largest, partitioned.distinct_H[h])
-    last_row = np.empty(largest, dtype=np.int64)
-    last_row_of = i64_at(last_row.ctypes.data)
+    impressions, clicks = request.impressions_N.ctypes.data, request.clicks_N.ctypes.data
+    hours, slots = request.hours_N.ctypes.data, request.slots_N.ctypes.data
+    last_rows_D = np.empty(max(1, partitioned.distinct_H[first:last].max()), dtype=np.int64)
     for h in range(first, last):
         begin, at, distinct = partitioned.starts_H1[h], at_H[h], partitioned.distinct_H[h]
-        ids_N[at : at + distinct] = partitioned.distinct_ids_K[begin : begin + distinct]
-        if slots_N.size == 0:
-            continue
-        last_row[:distinct] = -1
-        impressions_N[at : at + distinct] = 0
-        clicks_N[at : at + distinct] = 0
-        hours_N[at : at + distinct] = -1
-        for s in range(segments_HS1.shape[1] - 1):
-            for k in range(segments_HS1[h, s], segments_HS1[h, s + 1]):
-                d = np.int64(distinct_K[k])
-                batch_row = np.int64(batch_row_K[k])
-                if last_row_of[d] < 0:
-                    slots_N[at + d] = s
-                if last_row_of[d] != batch_row:  # as in `count_batch`: an id twice in one row counts once
-                    last_row_of[d] = batch_row
-                    impressions_N[at + d] += counts.impressions_B[batch_row]
-                    clicks_N[at + d] += counts.clicks_B[batch_row]
-                    hours_N[at + d] = max(hours_N[at + d], counts.hours_B[batch_row])
-    last_row[0] = 0  # keeps it alive: Numba frees an array after its last use, and access by address is none
+        request.ids_N[at : at + distinct] = partitioned.distinct_ids_K[begin : begin + distinct]
+        if request.slots_N.size > 0:
+            sum_counts(
+                h, partitioned, counts, u32_at(impressions + 4 * at), u32_at(clicks + 4 * at),
+                i32_at(hours + 4 * at), u16_at(slots + 2 * at), last_rows_D,
+            )  # fmt: skip
 
 
 @njit(cache=True, nogil=True)
@@ -146,9 +126,7 @@ def sum_gradients(
     first: Int,
     last: Int,
     layout: RowLayoutView,
-    jagged: JaggedIds,
-    plan: PoolingPlan,
-    partitioned: Partitioned,
+    batch: Batch,
     gradient_BI: NDArray[np.float32],
     gradient_wide_B: NDArray[np.float32],
     target_H: NDArray[np.int64],
@@ -156,59 +134,20 @@ def sum_gradients(
     """Sum the gradients of the distinct ids of the inner shards first … last - 1; those of shard h are contiguous
     from address target_H[h] on."""
     for h in range(first, last):
-        wide = target_H[h] + layout.wide if layout.wide >= 0 else 0
-        sum_shard(
-            h, jagged, plan, partitioned, layout.dim, gradient_BI, gradient_wide_B, target_H[h], layout.stride, wide,
-            layout.stride,
-        )  # fmt: skip
-
-
-@njit(cache=True, nogil=True)
-def sum_default_gradients(
-    layout: RowLayoutView,
-    jagged: JaggedIds,
-    plan: PoolingPlan,
-    row_N: NDArray[np.uint32],
-    gradient_BI: NDArray[np.float32],
-    gradient_wide_B: NDArray[np.float32],
-    target: Int,
-    used_S: NDArray[np.bool_],
-) -> None:
-    """Sum the gradients of the slots' default rows into consecutive rows at address `target`."""
-    for s in range(used_S.size):
-        sums = target + s * layout.stride
-        wide = sums + layout.wide if layout.wide >= 0 else 0
-        used_S[s] = sum_default(s, jagged, plan, layout.dim, row_N, gradient_BI, gradient_wide_B, sums, wide)
+        sum_shard(h, layout, batch, gradient_BI, gradient_wide_B, target_H[h])
 
 
 # ── the shard's side ───────────────────────────────────────────────────────────────────────────
 
 
 @njit(cache=True, nogil=True)
-def assign_rows(first: Int, last: Int, partitioned: Partitioned, row_N: NDArray[np.uint32]) -> None:
-    """Give every id of the inner shards first … last - 1 the row of its distinct id."""
-    order_K, distinct_K = u32_at(partitioned.order_K.ctypes.data), u32_at(partitioned.distinct_K.ctypes.data)
-    row_K, rows_N = u32_at(partitioned.row_K.ctypes.data), u32_at(row_N.ctypes.data)
-    for h in range(first, last):
-        begin = partitioned.starts_H1[h]
-        for k in range(begin, partitioned.starts_H1[h + 1]):
-            rows_N[order_K[k]] = row_K[begin + np.int64(distinct_K[k])]
-
-
-@njit(cache=True, nogil=True)
 def pack_rows(
-    rows: RowsView,
-    layout: RowLayoutView,
-    row_N: NDArray[np.uint32],
-    first: Int,
-    last: Int,
-    target: Int,
-    defaults: Int,
+    first: Int, last: Int, table: TableView, row_N: NDArray[np.uint32], target: Int, defaults: Int
 ) -> Int:
     """Copy the weights of the rows first … last - 1 to consecutive rows at address `target`. Ids without weights get
     zeros and a flag at address `defaults`; returns how many there are."""
-    dim, wide = layout.dim, layout.wide
-    width = dim + 1 if wide >= 0 else dim
+    rows, layout = table.rows, table.layout
+    dim, wide, width = layout.dim, layout.wide, packed_width(layout)
     defaulted = 0
     for n in range(first, last):
         if n + _AHEAD < last:
@@ -235,27 +174,20 @@ def pack_rows(
 
 @njit(cache=True, nogil=True)
 def apply_packed(
-    rows: RowsView,
-    layout: RowLayoutView,
-    optimizer: OptimizerView,
-    factor: np.float32,
     first: Int,
     last: Int,
+    table: TableView,
     partitioned: Partitioned,
+    factor: np.float32,
     starts_P1: NDArray[np.int64],
     gradients_P: NDArray[np.int64],
 ) -> None:
     """Sum the parts' gradients of every distinct id of the inner shards first … last - 1, then update its row once.
     `gradients_P` are addresses."""
     order_K, distinct_K = u32_at(partitioned.order_K.ctypes.data), u32_at(partitioned.distinct_K.ctypes.data)
-    dim = layout.dim
-    width = dim + 1 if layout.wide >= 0 else dim
-    largest = 0
-    for h in range(first, last):
-        largest = max(largest, partitioned.distinct_H[h])
-    buffer = np.empty(largest * width, dtype=np.float32)
+    width = packed_width(table.layout)
+    buffer = sums_buffer(first, last, partitioned, table.layout)
     sums, stride = buffer.ctypes.data, 4 * width
-    wide_sums = sums + 4 * dim if layout.wide >= 0 else 0
     for h in range(first, last):
         buffer[: partitioned.distinct_H[h] * width] = 0
         part = 0
@@ -267,22 +199,5 @@ def apply_packed(
             total = f32_at(sums + np.int64(distinct_K[k]) * stride)
             for j in range(width):
                 total[j] += gradient[j]
-        update_shard(h, rows, layout, optimizer, factor, partitioned, sums, stride, wide_sums, stride)
-    buffer[:0] = 0  # keeps it alive until here
-
-
-@njit(cache=True, nogil=True)
-def update_defaults(
-    rows: RowsView,
-    layout: RowLayoutView,
-    optimizer: OptimizerView,
-    factor: np.float32,
-    used_S: NDArray[np.bool_],
-    gradients: Int,
-) -> None:
-    """Update the default rows that were used; row s belongs to slot s."""
-    stride = 4 * (layout.dim + 1 if layout.wide >= 0 else layout.dim)
-    for s in range(used_S.size):
-        if used_S[s]:
-            at = gradients + s * stride
-            update_row(address_of(rows, s), layout, optimizer, factor, at, at + 4 * layout.dim)
+        update_shard(h, table, partitioned, factor, sums)
+    buffer[:0] = 0  # keeps it alive: Numba frees an array after its last use, and access by address is none

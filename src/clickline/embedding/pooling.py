@@ -12,10 +12,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from clickline.embedding.index import CANDIDATE, RowsView, address_of
-from clickline.embedding.jagged_ids import JaggedIds, Partitioned
-from clickline.embedding.optimizers import OptimizerView, update
+from clickline.embedding.jagged_ids import JaggedIds, Partitioned, partition_batch
+from clickline.embedding.optimizers import update
 from clickline.embedding.raw_memory import Int, f32_at, prefetch, u32_at
 from clickline.embedding.row_layout import RowLayoutView
+from clickline.embedding.table_view import TableView
+from clickline.embedding.thread_pool import ThreadPool
 from clickline.numba_cache import njit
 
 SUM, MEAN, MAX = 0, 1, 2
@@ -33,29 +35,43 @@ class PoolingPlan(NamedTuple):
     argmax: NDArray[np.int32]  # which id of the batch row gave each component
 
 
-def pooling_plan(
-    poolings_S: NDArray[np.int64], columns_S: NDArray[np.int64], dim: int, jagged: JaggedIds, rows: int
-) -> PoolingPlan:
-    """The plan for a batch, with an argmax buffer for max-pooled slots."""
-    needed_S = (poolings_S == MAX) & (jagged.offsets_at_S >= 0)
-    sizes_S = needed_S * rows * dim
-    argmax = np.full(int(sizes_S.sum()), -1, dtype=np.int32)
-    return PoolingPlan(poolings_S, columns_S, np.cumsum(sizes_S) - sizes_S, argmax)
+class Batch(NamedTuple):
+    """The ids of a batch in one table, and where their rows are."""
+
+    jagged: JaggedIds
+    plan: PoolingPlan
+    partitioned: Partitioned
+    row_N: NDArray[np.uint32]  # the row of each id; set once it is found
+
+    @staticmethod
+    def partition(
+        thread_pool: ThreadPool,
+        jagged: JaggedIds,
+        poolings_S: NDArray[np.int64],
+        columns_S: NDArray[np.int64],
+        dim: int,
+        rows: int,
+    ) -> Batch:
+        """A batch of `rows` rows, partitioned by shard, with an argmax buffer for max-pooled slots."""
+        sizes_S = ((poolings_S == MAX) & (jagged.offsets_at_S >= 0)) * rows * dim
+        argmax = np.full(int(sizes_S.sum()), -1, dtype=np.int32)
+        plan = PoolingPlan(poolings_S, columns_S, np.cumsum(sizes_S) - sizes_S, argmax)
+        row_N = np.empty(jagged.ids_N.size, dtype=np.uint32)
+        return Batch(jagged, plan, partition_batch(thread_pool, jagged), row_N)
 
 
 @njit(cache=True, nogil=True)
 def pool_rows(
-    rows: RowsView,
-    layout: RowLayoutView,
-    jagged: JaggedIds,
-    plan: PoolingPlan,
-    row_N: NDArray[np.uint32],
     first: Int,
     last: Int,
+    rows: RowsView,
+    layout: RowLayoutView,
+    batch: Batch,
     inputs_BI: NDArray[np.float32],
     wide_B: NDArray[np.float32],
 ) -> None:
     """Pool the vectors of the batch's rows first … last - 1 into `inputs_BI`, add wide weights to `wide_B`."""
+    jagged, plan, row_N = batch.jagged, batch.plan, batch.row_N
     dim = layout.dim
     starts_S1, offsets, offsets_at_S = jagged.starts_S1, jagged.offsets, jagged.offsets_at_S
     poolings_S, columns_S = plan.poolings_S, plan.columns_S
@@ -132,64 +148,50 @@ def _add_gradient(
 
 
 @njit(cache=True, nogil=True, inline="always")
-def update_row(
-    address: Int,
-    layout: RowLayoutView,
-    optimizer: OptimizerView,
-    factor: np.float32,
-    gradient: Int,
-    wide_gradient: Int,
-) -> None:
-    """One optimizer step on one row, with gradients at two addresses."""
-    vector = f32_at(address + layout.vector)
+def packed_width(layout: RowLayoutView) -> Int:
+    """Floats of a row's weights or gradients outside the table: the vector, then the wide weight if rows have one."""
+    return layout.dim + 1 if layout.wide >= 0 else layout.dim
+
+
+@njit(cache=True, nogil=True, inline="always")
+def _update_row(table: TableView, row: Int, factor: np.float32, gradient: Int) -> None:
+    """One optimizer step on one row, with its packed gradient at an address."""
+    layout, optimizer, address = table.layout, table.optimizer, address_of(table.rows, row)
+    vector, state = f32_at(address + layout.vector), f32_at(address + layout.vector_state)
     vector_gradient = f32_at(gradient)
     if optimizer.l2 != np.float32(0):
         for j in range(layout.dim):
             vector_gradient[j] += optimizer.l2 * vector[j]
-    state = f32_at(address + layout.vector_state)
     update(optimizer.kind, vector, state, vector_gradient, layout.dim, f32_at(optimizer.settings), factor)
     if layout.wide >= 0:
-        wide = f32_at(address + layout.wide)
-        wide_state = f32_at(address + layout.wide_state)
+        wide, wide_state = f32_at(address + layout.wide), f32_at(address + layout.wide_state)
+        wide_gradient = f32_at(gradient + 4 * layout.dim)
         update(
-            optimizer.wide_kind,
-            wide,
-            wide_state,
-            f32_at(wide_gradient),
-            1,
-            f32_at(optimizer.wide_settings),
-            factor,
+            optimizer.wide_kind, wide, wide_state, wide_gradient, 1, f32_at(optimizer.wide_settings), factor
         )
 
 
 @njit(cache=True, nogil=True)
 def sum_shard(
     h: Int,
-    jagged: JaggedIds,
-    plan: PoolingPlan,
-    partitioned: Partitioned,
-    dim: Int,
+    layout: RowLayoutView,
+    batch: Batch,
     gradient_BI: NDArray[np.float32],
     gradient_wide_B: NDArray[np.float32],
     sums: Int,
-    stride: Int,
-    wide_sums: Int,
-    wide_stride: Int,
 ) -> None:
-    """Sum the gradients of every distinct id of a shard. Id number d has its sum at `sums` + d · stride, and that of
-    its wide weight at `wide_sums` + d · wide_stride; without wide weights the latter is 0."""
+    """Sum the gradients of every distinct id of a shard: packed, one after the other, from address `sums` on."""
+    jagged, plan, partitioned = batch.jagged, batch.plan, batch.partitioned
     offsets, argmax = jagged.offsets, plan.argmax
     order_K = u32_at(partitioned.order_K.ctypes.data)
     batch_row_K = u32_at(partitioned.batch_row_K.ctypes.data)
     distinct_K = u32_at(partitioned.distinct_K.ctypes.data)
     gradients_wide = f32_at(gradient_wide_B.ctypes.data)
     segments_HS1 = partitioned.segments_HS1
-    slots, width = plan.poolings_S.size, gradient_BI.shape[1]
-    for number in range(partitioned.distinct_H[h]):
-        for j in range(dim):
-            f32_at(sums + number * stride)[j] = np.float32(0)
-        if wide_sums != 0:
-            f32_at(wide_sums + number * wide_stride)[0] = np.float32(0)
+    slots, width, dim = plan.poolings_S.size, gradient_BI.shape[1], layout.dim
+    stride = 4 * packed_width(layout)
+    for at in range(partitioned.distinct_H[h] * stride // 4):
+        f32_at(sums)[at] = np.float32(0)
     coming_slot = 0
     for s in range(slots):
         offset, pooling = jagged.offsets_at_S[s], plan.poolings_S[s]
@@ -203,151 +205,97 @@ def sum_shard(
                 coming = gradient_BI.ctypes.data + 4 * coming_column
                 prefetch(coming)
                 prefetch(coming + 4 * dim - 4)
-            d = np.int64(distinct_K[k])
             batch_row = np.int64(batch_row_K[k])
-            _add_gradient(
-                offsets,
-                offset,
-                pooling,
-                argmax,
-                argmax_at,
-                dim,
-                batch_row,
-                np.int64(order_K[k]),
-                f32_at(slot_gradient + 4 * batch_row * width),
-                f32_at(sums + d * stride),
-            )
-            if wide_sums != 0:
-                f32_at(wide_sums + d * wide_stride)[0] += gradients_wide[batch_row]
+            gradient = f32_at(slot_gradient + 4 * batch_row * width)
+            total = f32_at(sums + np.int64(distinct_K[k]) * stride)
+            n = np.int64(order_K[k])
+            _add_gradient(offsets, offset, pooling, argmax, argmax_at, dim, batch_row, n, gradient, total)
+            if layout.wide >= 0:
+                total[dim] += gradients_wide[batch_row]
 
 
 @njit(cache=True, nogil=True)
-def update_shard(
-    h: Int,
-    rows: RowsView,
-    layout: RowLayoutView,
-    optimizer: OptimizerView,
-    factor: np.float32,
-    partitioned: Partitioned,
-    sums: Int,
-    stride: Int,
-    wide_sums: Int,
-    wide_stride: Int,
-) -> None:
-    """Update the row of every distinct id of a shard once, from sums as laid out by `sum_shard`."""
+def update_shard(h: Int, table: TableView, partitioned: Partitioned, factor: np.float32, sums: Int) -> None:
+    """Update the row of every distinct id of a shard once, from its sums by `sum_shard`."""
     row_K = u32_at(partitioned.row_K.ctypes.data)
     begin, distinct = partitioned.starts_H1[h], partitioned.distinct_H[h]
+    stride = 4 * packed_width(table.layout)
     for number in range(distinct):
         if number + _AHEAD < distinct:
-            coming = address_of(rows, np.int64(row_K[begin + number + _AHEAD]))
-            prefetch(coming + layout.vector_state)
-            prefetch(coming + layout.size - 4)
+            coming = address_of(table.rows, np.int64(row_K[begin + number + _AHEAD]))
+            prefetch(coming + table.layout.vector_state)
+            prefetch(coming + table.layout.size - 4)
         row = np.int64(row_K[begin + number])
-        if row >= CANDIDATE:
-            continue
-        update_row(
-            address_of(rows, row),
-            layout,
-            optimizer,
-            factor,
-            sums + number * stride,
-            wide_sums + number * wide_stride,
-        )
+        if row < CANDIDATE:
+            _update_row(table, row, factor, sums + number * stride)
+
+
+@njit(cache=True, nogil=True)
+def sums_buffer(
+    first: Int, last: Int, partitioned: Partitioned, layout: RowLayoutView
+) -> NDArray[np.float32]:
+    """Memory for the packed sums of any of the shards first … last - 1."""
+    largest = 0
+    for h in range(first, last):
+        largest = max(largest, partitioned.distinct_H[h])
+    return np.empty(largest * packed_width(layout), dtype=np.float32)
 
 
 @njit(cache=True, nogil=True)
 def apply_shards(
-    rows: RowsView,
-    layout: RowLayoutView,
-    jagged: JaggedIds,
-    plan: PoolingPlan,
-    optimizer: OptimizerView,
-    factor: np.float32,
     first: Int,
     last: Int,
-    partitioned: Partitioned,
+    table: TableView,
+    batch: Batch,
+    factor: np.float32,
     gradient_BI: NDArray[np.float32],
     gradient_wide_B: NDArray[np.float32],
 ) -> None:
     """Sum the gradients of every distinct id of the shards first … last - 1, then update its row once."""
-    dim = layout.dim
-    largest = 0
+    buffer = sums_buffer(first, last, batch.partitioned, table.layout)
     for h in range(first, last):
-        largest = max(largest, partitioned.distinct_H[h])
-    buffer = np.empty(largest * (dim + 1), dtype=np.float32)
-    sums, stride = buffer.ctypes.data, 4 * dim
-    wide_sums = sums + largest * stride if layout.wide >= 0 else 0
-    for h in range(first, last):
-        sum_shard(h, jagged, plan, partitioned, dim, gradient_BI, gradient_wide_B, sums, stride, wide_sums, 4)
-        update_shard(h, rows, layout, optimizer, factor, partitioned, sums, stride, wide_sums, 4)
+        sum_shard(h, table.layout, batch, gradient_BI, gradient_wide_B, buffer.ctypes.data)
+        update_shard(h, table, batch.partitioned, factor, buffer.ctypes.data)
     buffer[:0] = 0  # keeps it alive: Numba frees an array after its last use, and access by address is none
 
 
 @njit(cache=True, nogil=True)
-def sum_default(
-    s: Int,
-    jagged: JaggedIds,
-    plan: PoolingPlan,
-    dim: Int,
-    row_N: NDArray[np.uint32],
+def sum_defaults(
+    layout: RowLayoutView,
+    batch: Batch,
     gradient_BI: NDArray[np.float32],
     gradient_wide_B: NDArray[np.float32],
     sums: Int,
-    wide_sums: Int,
-) -> bool:
-    """Sum the gradients of a slot's default row, which is row s, at two addresses; without a wide weight the second
-    is 0. Returns whether the batch uses the row."""
-    for j in range(dim):
-        f32_at(sums)[j] = np.float32(0)
-    wide: Int = np.float32(0)
-    used = False
-    start, offset = jagged.starts_S1[s], jagged.offsets_at_S[s]
-    slot_gradient = gradient_BI.ctypes.data + 4 * plan.columns_S[s]
-    batch_row: Int = 0
-    for n in range(start, jagged.starts_S1[s + 1]):
-        if offset < 0:
-            batch_row = n - start
-        else:
-            while jagged.offsets[offset + batch_row + 1] <= n:
-                batch_row += 1
-        if np.int64(row_N[n]) == s:
-            used = True
-            _add_gradient(
-                jagged.offsets,
-                offset,
-                plan.poolings_S[s],
-                plan.argmax,
-                plan.argmax_at_S[s],
-                dim,
-                batch_row,
-                n,
-                f32_at(slot_gradient + 4 * batch_row * gradient_BI.shape[1]),
-                f32_at(sums),
-            )
-            wide += gradient_wide_B[batch_row]
-    if wide_sums != 0:
-        f32_at(wide_sums)[0] = wide
-    return used
+    used_S: NDArray[np.bool_],
+) -> None:
+    """Sum the gradients of the slots' default rows, packed from address `sums` on, which holds zeros; slot s has row s.
+    Flags those that the batch uses."""
+    jagged, plan, row_N = batch.jagged, batch.plan, batch.row_N
+    for s in range(used_S.size):
+        total = f32_at(sums + 4 * packed_width(layout) * s)
+        start, offset = jagged.starts_S1[s], jagged.offsets_at_S[s]
+        slot_gradient = gradient_BI.ctypes.data + 4 * plan.columns_S[s]
+        batch_row: Int = 0
+        for n in range(start, jagged.starts_S1[s + 1]):
+            if offset < 0:
+                batch_row = n - start
+            else:
+                while jagged.offsets[offset + batch_row + 1] <= n:
+                    batch_row += 1
+            if np.int64(row_N[n]) == s:
+                used_S[s] = True
+                gradient = f32_at(slot_gradient + 4 * batch_row * gradient_BI.shape[1])
+                _add_gradient(
+                    jagged.offsets, offset, plan.poolings_S[s], plan.argmax, plan.argmax_at_S[s], layout.dim,
+                    batch_row, n, gradient, total,
+                )  # fmt: skip
+                if layout.wide >= 0:
+                    total[layout.dim] += gradient_wide_B[batch_row]
 
 
 @njit(cache=True, nogil=True)
-def apply_defaults(
-    rows: RowsView,
-    layout: RowLayoutView,
-    jagged: JaggedIds,
-    plan: PoolingPlan,
-    optimizer: OptimizerView,
-    factor: np.float32,
-    row_N: NDArray[np.uint32],
-    gradient_BI: NDArray[np.float32],
-    gradient_wide_B: NDArray[np.float32],
-) -> None:
-    """Update the default row of every slot that has candidates in the batch; row s belongs to slot s."""
-    dim = layout.dim
-    buffer = np.empty(dim + 1, dtype=np.float32)
-    sums = buffer.ctypes.data
-    wide_sums = sums + 4 * dim if layout.wide >= 0 else 0
-    for s in range(plan.poolings_S.size):
-        if sum_default(s, jagged, plan, dim, row_N, gradient_BI, gradient_wide_B, sums, wide_sums):
-            update_row(address_of(rows, s), layout, optimizer, factor, sums, wide_sums)
-    buffer[:0] = 0  # keeps it alive until here
+def update_defaults(table: TableView, factor: np.float32, sums: Int, used_S: NDArray[np.bool_]) -> None:
+    """Update the default rows that were used, from their sums by `sum_defaults`, which are overwritten."""
+    for s in range(used_S.size):
+        if used_S[s]:
+            _update_row(table, s, factor, sums + 4 * packed_width(table.layout) * s)

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from clickline.embedding.arena import CHUNK_BITS, CHUNK_ROWS
 from clickline.embedding.index import SHARDS, RowsView
-from clickline.embedding.jagged_ids import JaggedIds, Partitioned, partition_batch, scatter_rows, to_jagged
+from clickline.embedding.jagged_ids import scatter_rows, to_jagged
 from clickline.embedding.packed_messages import (
     NO_FLAGS,
     NO_FLOATS,
@@ -21,11 +21,10 @@ from clickline.embedding.packed_messages import (
     check_floats,
     number_ids,
     start_offsets,
-    sum_default_gradients,
     sum_gradients,
     write_request,
 )
-from clickline.embedding.pooling import POOLINGS, PoolingPlan, pool_rows, pooling_plan
+from clickline.embedding.pooling import POOLINGS, Batch, pool_rows, sum_defaults
 from clickline.embedding.raw_memory import address
 from clickline.embedding.row_counters import BatchCounts
 from clickline.embedding.row_layout import RowLayoutView
@@ -36,28 +35,17 @@ from clickline.records import SlotIds
 
 
 @dataclass
-class _PendingTable:
-    """One table's share of a PendingLookup."""
-
-    jagged: JaggedIds
-    partitioned: Partitioned
-    plan: PoolingPlan
-    row_N: NDArray[np.uint32]  # where each id's weights are in the replies; known once they are pooled
-    defaults: int = 0  # ids that use their slot's default row
-
-
-@dataclass
 class PendingLookup:
     """A lookup in progress for a part of a batch: the requests, and what the worker needs for the rest of the step."""
 
     requests: tuple[LookupRequest, ...]  # one per shard, possibly without ids
     rows: int
-    tables: list[_PendingTable]
+    tables: list[Batch]
     ids_at_TH: NDArray[np.int64]  # position of an inner shard's first id, counted through all requests
     ids_ST1: NDArray[np.int64]  # where each table of each request begins, counted likewise
     floats_at_TH: NDArray[np.int64]  # the same for the floats of the replies
     floats_ST1: NDArray[np.int64]
-    pooled: bool = False
+    defaults: int | None = None  # ids that use their slot's default row; known once the replies are pooled
 
 
 class RemoteTables:
@@ -67,12 +55,10 @@ class RemoteTables:
         self.slots = tuple(slots)
         self.shards = shards
         self.width = sum(slot.dim for slot in slots)
-        thread_pool = ThreadPool(threads)
-        columns = np.cumsum([0, *(slot.dim for slot in slots)])
-        self._tables = [
-            _RemoteTable([slots[s] for s in numbers], numbers, columns[numbers], wide, thread_pool)
-            for numbers in slots_by_dim([slot.dim for slot in slots])
-        ]
+        self._thread_pool = ThreadPool(threads)
+        dims = [slot.dim for slot in slots]
+        columns = np.cumsum([0, *dims])
+        self._tables = [_RemoteTable(slots, numbers, columns, wide) for numbers in slots_by_dim(dims)]
         sizes_T = np.array([len(table.slot_numbers) for table in self._tables])
         widths_T = np.array([table.layout.stride // 4 for table in self._tables])
         self._defaults_T1 = start_offsets(sizes_T)
@@ -106,19 +92,27 @@ class RemoteTables:
         counts = batch_counts(rows, impressions_B, clicks_B, hours_B)
         if count:
             _check_counts(counts, slots, rows)
-        tables = [table.begin_lookup(slots, rows) for table in self._tables]
-        distinct = np.concatenate([table.partitioned.distinct_H for table in tables])[self._order]
+        batches = []
+        for table in self._tables:
+            jagged = to_jagged([slots[s] for s in table.slot_numbers], rows)
+            batches.append(
+                Batch.partition(
+                    self._thread_pool, jagged, table.poolings_S, table.columns_S, table.layout.dim, rows
+                )
+            )
+            self._thread_pool.parallel_for(SHARDS, number_ids, batches[-1].partitioned)
+        distinct = np.concatenate([batch.partitioned.distinct_H for batch in batches])[self._order]
         ids_at, floats_at = start_offsets(distinct), start_offsets(distinct * self._widths)
-        ids_at_TH, floats_at_TH = np.empty((2, len(tables), SHARDS), dtype=np.int64)
+        ids_at_TH, floats_at_TH = np.empty((2, len(batches), SHARDS), dtype=np.int64)
         ids_at_TH.reshape(-1)[self._order] = ids_at[:-1]
         floats_at_TH.reshape(-1)[self._order] = floats_at[:-1]
         combined = _allocate_request(int(ids_at[-1]), count)
-        for t, table in enumerate(self._tables):
-            table.write(tables[t], counts, ids_at_TH[t], combined)
+        for batch, at_H in zip(batches, ids_at_TH, strict=True):
+            self._thread_pool.parallel_for(SHARDS, write_request, batch.partitioned, counts, at_H, combined)
         ids_ST1 = ids_at[self._bounds_ST1]
         requests = tuple(_shard_request(combined, starts_T1, count) for starts_T1 in ids_ST1)
         return PendingLookup(
-            requests, rows, tables, ids_at_TH, ids_ST1, floats_at_TH, floats_at[self._bounds_ST1]
+            requests, rows, batches, ids_at_TH, ids_ST1, floats_at_TH, floats_at[self._bounds_ST1]
         )
 
     def pool(
@@ -139,7 +133,9 @@ class RemoteTables:
             [address(reply.defaults_N) if reply.defaults_N.size else 0 for reply in replies]
         )
         owner_H = self._owner_H
-        for t, table in enumerate(self._tables):
+        defaults_H = np.zeros(SHARDS, dtype=np.int64)
+        defaults = 0
+        for t, (table, batch) in enumerate(zip(self._tables, pending.tables, strict=True)):
             chunks, row_S = _chunks(pending, t, rows_S, table.layout.stride)
             chunks[0] = address(replies[0].default_rows) + 4 * int(self._default_floats_T1[t])
             at_H = pending.ids_at_TH[t]
@@ -148,30 +144,38 @@ class RemoteTables:
             default_flags_H[default_flags_H != 0] += (at_H - pending.ids_ST1[owner_H, 0])[
                 default_flags_H != 0
             ]
-            table.pool(pending.tables[t], chunks, row_H, default_flags_H, inputs_BI, wide_B)
-        pending.pooled = True
+            partitioned, parallel_for = batch.partitioned, self._thread_pool.parallel_for
+            parallel_for(SHARDS, assign_reply_rows, partitioned, row_H, default_flags_H)
+            parallel_for(SHARDS, scatter_rows, partitioned, batch.row_N, defaults_H, True)
+            defaults += int(defaults_H.sum())
+            rows = RowsView(address(chunks), table.layout.stride, 0, 0)  # the replies are like an arena
+            parallel_for(wide_B.size, pool_rows, rows, table.layout, batch, inputs_BI, wide_B)
+        pending.defaults = defaults
 
     def gradients(
         self, pending: PendingLookup, grad_inputs_BI: NDArray[np.float32], grad_wide_B: NDArray[np.float32]
     ) -> tuple[RowGradients, ...]:
         """The gradients of a pooled part, summed by id: one message per shard."""
-        if not pending.pooled:
+        if pending.defaults is None:
             raise ValueError("gradients before pool: call pool with the replies first")
         check_buffers(self.width, grad_inputs_BI, grad_wide_B)
         if grad_wide_B.size != pending.rows:
             raise ValueError(f"got gradients of {grad_wide_B.size} rows, but the lookup has {pending.rows}")
         combined = np.empty(int(pending.floats_ST1[-1, -1]), dtype=np.float32)
         for t, table in enumerate(self._tables):
-            target_H = address(combined) + 4 * pending.floats_at_TH[t]
-            table.sum(pending.tables[t], grad_inputs_BI, grad_wide_B, target_H)
+            batch, target_H = pending.tables[t], address(combined) + 4 * pending.floats_at_TH[t]
+            self._thread_pool.parallel_for(
+                SHARDS, sum_gradients, table.layout, batch, grad_inputs_BI, grad_wide_B, target_H
+            )
         defaults, used_S = NO_FLOATS, NO_FLAGS
-        if any(table.defaults for table in pending.tables):
+        if pending.defaults:
             defaults = np.zeros(int(self._default_floats_T1[-1]), dtype=np.float32)
             used_S = np.zeros(len(self.slots), dtype=np.bool_)
             for t, table in enumerate(self._tables):
                 target = address(defaults) + 4 * int(self._default_floats_T1[t])
                 used = used_S[self._defaults_T1[t] : self._defaults_T1[t + 1]]
-                table.sum_defaults(pending.tables[t], grad_inputs_BI, grad_wide_B, target, used)
+                batch = pending.tables[t]
+                sum_defaults(table.layout, batch, grad_inputs_BI, grad_wide_B, target, used)
         return tuple(
             RowGradients(
                 combined[floats_T1[0] : floats_T1[-1]],
@@ -196,106 +200,15 @@ class _RemoteTable:
     """The slots of one dim, as one table without rows."""
 
     def __init__(
-        self,
-        slots: Sequence[SlotShape],
-        slot_numbers: Sequence[int],
-        columns_S: NDArray[np.int64],
-        wide: bool,
-        thread_pool: ThreadPool,
+        self, slots: Sequence[SlotShape], slot_numbers: Sequence[int], columns: NDArray[np.int64], wide: bool
     ) -> None:
         self.slot_numbers = slot_numbers
-        dim = slots[0].dim
+        dim = slots[slot_numbers[0]].dim
         size = 4 * (dim + 1 if wide else dim)
-        self.layout = RowLayoutView(
-            dim, 4 * dim if wide else -1, 0, -1, -1, size, size
-        )  # the row layout of messages
-        self._poolings_S = np.array([POOLINGS[slot.pooling] for slot in slots], dtype=np.int64)
-        self._columns_S = columns_S
-        self._thread_pool = thread_pool
-
-    def begin_lookup(self, slots: Sequence[SlotIds], rows: int) -> _PendingTable:
-        """Number the distinct ids; `slots` are all slots of the batch."""
-        jagged = to_jagged([slots[s] for s in self.slot_numbers], rows)
-        partitioned = partition_batch(self._thread_pool, jagged)
-        self._thread_pool.parallel_for(SHARDS, lambda first, last: number_ids(first, last, partitioned))
-        plan = pooling_plan(self._poolings_S, self._columns_S, self.layout.dim, jagged, rows)
-        return _PendingTable(jagged, partitioned, plan, np.empty(jagged.ids_N.size, dtype=np.uint32))
-
-    def write(
-        self, pending: _PendingTable, counts: BatchCounts, at_H: NDArray[np.int64], request: LookupRequest
-    ) -> None:
-        self._thread_pool.parallel_for(
-            SHARDS, lambda first, last: write_request(first, last, pending.partitioned, counts, at_H, request)
-        )
-
-    def pool(
-        self,
-        pending: _PendingTable,
-        chunks: NDArray[np.int64],
-        row_H: NDArray[np.int64],
-        default_flags_H: NDArray[np.int64],
-        inputs_BI: NDArray[np.float32],
-        wide_B: NDArray[np.float32],
-    ) -> None:
-        """Pool the rows of the replies, addressed like an arena."""
-        defaults_H = np.zeros(SHARDS, dtype=np.int64)
-        view = RowsView(address(chunks), self.layout.stride, 0, 0)
-
-        def scatter(first: int, last: int) -> None:
-            assign_reply_rows(first, last, pending.partitioned, row_H, default_flags_H)
-            scatter_rows(first, last, pending.partitioned, pending.row_N, defaults_H)
-
-        def pool(first: int, last: int) -> None:
-            pool_rows(
-                view, self.layout, pending.jagged, pending.plan, pending.row_N, first, last, inputs_BI, wide_B
-            )
-
-        self._thread_pool.parallel_for(SHARDS, scatter)
-        self._thread_pool.parallel_for(wide_B.size, pool)
-        pending.defaults = int(defaults_H.sum())
-
-    def sum(
-        self,
-        pending: _PendingTable,
-        gradient_BI: NDArray[np.float32],
-        gradient_wide_B: NDArray[np.float32],
-        target_H: NDArray[np.int64],
-    ) -> None:
-        """Sum gradients by id; those of each inner shard go to its address."""
-        self._thread_pool.parallel_for(
-            SHARDS,
-            lambda first, last: sum_gradients(
-                first,
-                last,
-                self.layout,
-                pending.jagged,
-                pending.plan,
-                pending.partitioned,
-                gradient_BI,
-                gradient_wide_B,
-                target_H,
-            ),
-        )
-
-    def sum_defaults(
-        self,
-        pending: _PendingTable,
-        gradient_BI: NDArray[np.float32],
-        gradient_wide_B: NDArray[np.float32],
-        target: int,
-        used_S: NDArray[np.bool_],
-    ) -> None:
-        """Sum the gradients of the default rows at an address, and flag those that were used."""
-        sum_default_gradients(
-            self.layout,
-            pending.jagged,
-            pending.plan,
-            pending.row_N,
-            gradient_BI,
-            gradient_wide_B,
-            target,
-            used_S,
-        )
+        # The row layout of messages.
+        self.layout = RowLayoutView(dim, 4 * dim if wide else -1, 0, -1, -1, size, size)
+        self.poolings_S = np.array([POOLINGS[slots[s].pooling] for s in slot_numbers], dtype=np.int64)
+        self.columns_S = columns[slot_numbers]
 
 
 def _check_counts(counts: BatchCounts, slots: Sequence[SlotIds], rows: int) -> None:

@@ -2,51 +2,23 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from clickline.embedding.admission import draw, is_admitted
-from clickline.embedding.index import (
-    CANDIDATE,
-    NO_ROW,
-    IndexView,
-    RowsView,
-    address_of,
-    has_room,
-    insert,
-    mix,
-    search,
-)
+from clickline.embedding.index import CANDIDATE, NO_ROW, RowsView, address_of, has_room, insert, mix, search
 from clickline.embedding.jagged_ids import Partitioned, find_shard, make_dedup_table
 from clickline.embedding.optimizers import OptimizerView, init_state
 from clickline.embedding.raw_memory import Int, f32_at, f64_at, i32_at, i64_at, prefetch, u32_at, u64_at
 from clickline.embedding.row_layout import CLICKS, GENERATION, HOUR, IMPRESSIONS, SLOT, RowLayoutView
+from clickline.embedding.table_view import CopyOnWriteView, RowInit, TableView, pop_row, push_row
 from clickline.numba_cache import njit
 
 COW_BLOCK_ROWS = 256  # copies in one contiguous block
 
 _AHEAD = 12
-
-
-class FreeRows(NamedTuple):
-    """The free lists for kernels: addresses of arrays with one int64 per shard."""
-
-    addresses_H: int
-    counts_H: int
-    capacity_H: int
-
-
-class RowInit(NamedTuple):
-    """The initial values of a new row, and the admission rule."""
-
-    seed: np.uint64
-    bound: np.float32  # components start uniform in ±bound
-    layout: RowLayoutView
-    optimizer: OptimizerView
-    min_impressions: int
-    admit_probability: float
 
 
 class BatchCounts(NamedTuple):
@@ -58,50 +30,21 @@ class BatchCounts(NamedTuple):
     slots_B: NDArray[np.uint16]  # for a batch whose rows are single ids with their slots; else empty
 
 
-class CopyOnWriteView(NamedTuple):
-    """The copy-on-write rows of an open snapshot for kernels: addresses of arrays with one int64 per shard."""
-
-    open_H: int  # 1 for shards that the snapshot has not written yet
-    blocks_H: int  # addresses of the lists of a shard's blocks
-    mixed_H: int  # addresses of the lists of ids, mixed
-    rows_H: int  # addresses of the lists of row numbers
-    used_H: int
-    capacity_H: int
-
-
-@njit(cache=True, nogil=True, inline="always")
-def pop_row(free: FreeRows, shard: Int) -> Int:
-    i64_at(free.counts_H)[shard] -= 1
-    return np.int64(u32_at(i64_at(free.addresses_H)[shard])[i64_at(free.counts_H)[shard]])
-
-
-@njit(cache=True, nogil=True, inline="always")
-def push_row(free: FreeRows, shard: Int, row: Int) -> None:
-    u32_at(i64_at(free.addresses_H)[shard])[i64_at(free.counts_H)[shard]] = row
-    i64_at(free.counts_H)[shard] += 1
-
-
 @njit(cache=True, nogil=True)
-def init_row(address: Int, id: np.uint64, init: RowInit) -> None:
+def init_row(
+    address: Int, id: np.uint64, init: RowInit, layout: RowLayoutView, optimizer: OptimizerView
+) -> None:
     """Initialize weights and optimizer state of an admitted id, from (seed, id) alone."""
-    layout = init.layout
     for at in range(layout.vector_state // 4, layout.vector // 4):
         f32_at(address)[at] = np.float32(0)
     vector = f32_at(address + layout.vector)
     for j in range(layout.dim):
         vector[j] = np.float32(2.0 * draw(init.seed, id, j + 1) - 1.0) * init.bound
-    optimizer = init.optimizer
-    init_state(
-        optimizer.kind, vector, f32_at(address + layout.vector_state), layout.dim, f32_at(optimizer.settings)
-    )
+    state, settings = f32_at(address + layout.vector_state), f32_at(optimizer.settings)
+    init_state(optimizer.kind, vector, state, layout.dim, settings)
     if layout.wide >= 0:
-        init_state(
-            optimizer.wide_kind,
-            f32_at(address + layout.wide),
-            f32_at(address + layout.wide_state),
-            1,
-            f32_at(optimizer.wide_settings),
-        )
+        wide, wide_state = f32_at(address + layout.wide), f32_at(address + layout.wide_state)
+        init_state(optimizer.wide_kind, wide, wide_state, 1, f32_at(optimizer.wide_settings))
 
 
 class Scratch(NamedTuple):
@@ -116,19 +59,7 @@ class Scratch(NamedTuple):
 
 @njit(cache=True, nogil=True)
 def count_batch(
-    index: IndexView,
-    rows: RowsView,
-    free: FreeRows,
-    free_candidates: FreeRows,
-    init: RowInit,
-    cow: CopyOnWriteView,
-    generation: Int,
-    first: Int,
-    last: Int,
-    partitioned: Partitioned,
-    counts: BatchCounts,
-    ids_HS: NDArray[np.int64],
-    candidates_HS: NDArray[np.int64],
+    first: Int, last: Int, table: TableView, generation: Int, partitioned: Partitioned, counts: BatchCounts
 ) -> Int:
     """Find and count the batch in the shards first … last - 1, and create missing rows. Open shards must have room
     for copies of all rows of the batch.
@@ -143,77 +74,84 @@ def count_batch(
         np.empty(size, dtype=np.int64),
         np.empty(size, dtype=np.uint32),
     )
-    admits_all = init.min_impressions <= 1 and init.admit_probability >= 1.0
+    admits_all = table.init.min_impressions <= 1 and table.init.admit_probability >= 1.0
     for h in range(first, last):
-        find_shard(index, rows, h, partitioned, numbers)
+        find_shard(table.index, table.rows, h, partitioned, numbers)
         distinct, missing = partitioned.distinct_H[h], partitioned.missing_H[h]
-        if not has_room(index, h, missing):
+        if not has_room(table.index, h, missing):
             return h
-        if i64_at(free.counts_H)[h] < (missing if admits_all else distinct):
+        if i64_at(table.free.counts_H)[h] < (missing if admits_all else distinct):
             return h
         if not admits_all:
-            freed = i64_at(free_candidates.counts_H)[h]
-            if freed < missing or freed + distinct > i64_at(free_candidates.capacity_H)[h]:
+            freed = i64_at(table.free_candidates.counts_H)[h]
+            if freed < missing or freed + distinct > i64_at(table.free_candidates.capacity_H)[h]:
                 return h
-        _count_shard(
-            index, rows, free, free_candidates, init, cow, generation, h, partitioned, counts,
-            scratch, ids_HS, candidates_HS, admits_all,
-        )  # fmt: skip
+        _count_shard(h, table, generation, partitioned, counts, scratch, admits_all)
     return last
 
 
 @njit(cache=True, nogil=True)
-def _count_shard(
-    index: IndexView,
-    rows: RowsView,
-    free: FreeRows,
-    free_candidates: FreeRows,
-    init: RowInit,
-    cow: CopyOnWriteView,
-    generation: Int,
+def sum_counts(
     h: Int,
     partitioned: Partitioned,
     counts: BatchCounts,
-    scratch: Scratch,
-    ids_HS: NDArray[np.int64],
-    candidates_HS: NDArray[np.int64],
-    admits_all: bool,
+    impressions: Any,
+    clicks: Any,
+    hours: Any,
+    slots: Any,
+    last_rows_D: NDArray[np.int64],
 ) -> None:
-    impressions, clicks = f64_at(scratch.impressions.ctypes.data), f64_at(scratch.clicks.ctypes.data)
-    hours, slots = i32_at(scratch.hours.ctypes.data), u32_at(scratch.slots.ctypes.data)
-    last_rows = i64_at(scratch.last_rows.ctypes.data)
-    segments_HS1, row_K = partitioned.segments_HS1, u32_at(partitioned.row_K.ctypes.data)
+    """Sum what the batch adds to each distinct id of a shard, at four pointers; the hour is the latest, the slot the
+    first that has the id. `last_rows_D` is scratch memory."""
+    segments_HS1, last_rows = partitioned.segments_HS1, i64_at(last_rows_D.ctypes.data)
     distinct_K = u32_at(partitioned.distinct_K.ctypes.data)
     batch_row_K = u32_at(partitioned.batch_row_K.ctypes.data)
-    distinct_ids_K = u64_at(partitioned.distinct_ids_K.ctypes.data)
     impressions_at, clicks_at = u32_at(counts.impressions_B.ctypes.data), u32_at(counts.clicks_B.ctypes.data)
     hours_at, slots_B = i32_at(counts.hours_B.ctypes.data), counts.slots_B
     has_slots = slots_B.size > 0
-    distinct = partitioned.distinct_H[h]
-    begin = partitioned.starts_H1[h]
-    is_open = i64_at(cow.open_H)[h] != 0
-    scratch.last_rows[:distinct] = -1
+    last_rows_D[: partitioned.distinct_H[h]] = -1
     for s in range(segments_HS1.shape[1] - 1):
         for k in range(segments_HS1[h, s], segments_HS1[h, s + 1]):
             d: Int = np.int64(distinct_K[k])
             batch_row = np.int64(batch_row_K[k])
             if last_rows[d] < 0:
-                impressions[d] = 0.0
-                clicks[d] = 0.0
+                impressions[d] = 0
+                clicks[d] = 0
                 hours[d] = -1
                 slots[d] = slots_B[batch_row] if has_slots else s
-            elif has_slots:  # an id belongs to the first slot that has it
+            elif has_slots:
                 slots[d] = min(slots[d], np.uint32(slots_B[batch_row]))
             if last_rows[d] != batch_row:  # an id twice in one row counts once
                 last_rows[d] = batch_row
                 impressions[d] += impressions_at[batch_row]
                 clicks[d] += clicks_at[batch_row]
                 hours[d] = max(hours[d], hours_at[batch_row])
+
+
+@njit(cache=True, nogil=True)
+def _count_shard(
+    h: Int,
+    table: TableView,
+    generation: Int,
+    partitioned: Partitioned,
+    counts: BatchCounts,
+    scratch: Scratch,
+    admits_all: bool,
+) -> None:
+    index, rows, init, layout = table.index, table.rows, table.init, table.layout
+    ids_HS, candidates_HS = table.ids_HS, table.candidates_HS
+    impressions, clicks = f64_at(scratch.impressions.ctypes.data), f64_at(scratch.clicks.ctypes.data)
+    hours, slots = i32_at(scratch.hours.ctypes.data), u32_at(scratch.slots.ctypes.data)
+    sum_counts(h, partitioned, counts, impressions, clicks, hours, slots, scratch.last_rows)
+    row_K = u32_at(partitioned.row_K.ctypes.data)
+    distinct_ids_K = u64_at(partitioned.distinct_ids_K.ctypes.data)
+    begin, distinct = partitioned.starts_H1[h], partitioned.distinct_H[h]
+    is_open = i64_at(table.cow.open_H)[h] != 0
     for d in range(distinct):
         if is_open and d + _AHEAD < distinct:
             coming = np.int64(row_K[begin + d + _AHEAD])
             if coming < CANDIDATE:  # the head is in the cache already; a copy needs the rest
-                prefetch(address_of(rows, coming) + init.layout.size - 4)
+                prefetch(address_of(rows, coming) + layout.size - 4)
         id = distinct_ids_K[begin + d]
         row: Int = np.int64(row_K[begin + d])
         slot = np.int64(slots[d])
@@ -225,7 +163,7 @@ def _count_shard(
         else:
             address = address_of(rows, row)
             if is_open and u32_at(address + GENERATION)[0] < generation:
-                _save_row(rows, cow, h, row, address)
+                _save_row(rows, table.cow, h, row, address)
             n_impressions += f64_at(address + IMPRESSIONS)[0]
             n_clicks += f64_at(address + CLICKS)[0]
             hour = max(hour, np.int64(i32_at(address + HOUR)[0]))
@@ -237,13 +175,13 @@ def _count_shard(
             if admitted:
                 if not is_new:
                     at = search(index, rows, h, id)
-                    push_row(free_candidates, h, row - CANDIDATE)
+                    push_row(table.free_candidates, h, row - CANDIDATE)
                     candidates_HS[h, slot] -= 1
-                row = pop_row(free, h)
-                init_row(address_of(rows, row), id, init)
+                row = pop_row(table.free, h)
+                init_row(address_of(rows, row), id, init, layout, table.optimizer)
                 ids_HS[h, slot] += 1
             elif is_new:
-                row = pop_row(free_candidates, h) + CANDIDATE
+                row = pop_row(table.free_candidates, h) + CANDIDATE
                 candidates_HS[h, slot] += 1
             address = address_of(rows, row)
             u64_at(address)[0] = id

@@ -25,19 +25,21 @@ from clickline.embedding.eviction import Eviction, decay_shards, evict_shard
 from clickline.embedding.index import GOLDEN, SHARDS, Index, RowsView
 from clickline.embedding.jagged_ids import JaggedIds, Partitioned, find_rows, partition_batch, scatter_rows
 from clickline.embedding.optimizers import OptimizerView
-from clickline.embedding.packed_messages import apply_packed, assign_rows, pack_rows, update_defaults
+from clickline.embedding.packed_messages import apply_packed, pack_rows
 from clickline.embedding.pooling import (
     POOLINGS,
-    PoolingPlan,
-    apply_defaults,
+    Batch,
     apply_shards,
+    packed_width,
     pool_rows,
-    pooling_plan,
+    sum_defaults,
+    update_defaults,
 )
 from clickline.embedding.raw_memory import address
 from clickline.embedding.restore import remove_ids, restore_records
-from clickline.embedding.row_counters import BatchCounts, FreeRows, RowInit, count_batch, init_row
+from clickline.embedding.row_counters import BatchCounts, count_batch, init_row
 from clickline.embedding.row_layout import GENERATION, HEAD, CandidateLayout, RowLayout
+from clickline.embedding.table_view import FreeRows, RowInit, TableView
 from clickline.embedding.thread_pool import ThreadPool
 
 _RESTORE_ROWS = 1 << 14  # records restored at once; bounds the index's free space beyond its load
@@ -50,12 +52,8 @@ _SLICE_ROWS = 1 << 12  # rows copied at once; bounds how long training waits for
 class TableLookup:
     """The rows of one batch in one table. Valid until the next `evict` or `load_snapshot`."""
 
-    jagged: JaggedIds
-    partitioned: Partitioned
-    plan: PoolingPlan
-    row_N: NDArray[np.uint32]
+    batch: Batch
     defaults: int  # number of ids that use their slot's default row
-    train: bool
 
 
 @dataclass(frozen=True)
@@ -88,79 +86,59 @@ class Table:
         self._thread_pool = thread_pool
         self._poolings_S = np.array([POOLINGS[name] for name in poolings], dtype=np.int64)
         self._columns_S = np.array(columns, dtype=np.int64)
-        self._layout_view = layout.view
         self._admission = admission
-        wide_optimizer = (
-            layout.wide_optimizer or layout.embedding_optimizer
-        )  # unused if rows have no wide weight
-        self._settings = layout.embedding_optimizer.settings(), wide_optimizer.settings()
-        self._optimizer = OptimizerView(
-            layout.embedding_optimizer.kind,
-            address(self._settings[0]),
-            wide_optimizer.kind,
-            address(self._settings[1]),
-            np.float32(l2),
-        )
-        bound = np.float32(init_scale / np.sqrt(layout.dim))
-        self._row_init = RowInit(
-            np.uint64(seed % 2**64),
-            bound,
-            self._layout_view,
-            self._optimizer,
-            admission.shows,
-            float(admission.probability),
-        )
+        # The second optimizer is unused if rows have no wide weight.
+        optimizers = layout.embedding_optimizer, layout.wide_optimizer or layout.embedding_optimizer
+        self._settings = [optimizer.settings() for optimizer in optimizers]
         self._index = Index()
-        self._arena = Arena(self._layout_view.stride, SHARDS)
+        self._arena = Arena(layout.view.stride, SHARDS)
         self._candidates = Arena(CandidateLayout.stride, SHARDS)
-        self._rows = RowsView(
-            address(self._arena.chunks),
-            self._arena.stride,
-            address(self._candidates.chunks),
-            self._candidates.stride,
-        )
-        self._free = _free_rows(self._arena)
-        self._free_candidates = _free_rows(self._candidates)
-        self._cow = CopyOnWriteRows(self._layout_view.stride)
+        self._cow = CopyOnWriteRows(layout.view.stride)
         self.ids_HS = np.zeros((SHARDS, len(poolings)), dtype=np.int64)
         self.candidates_HS = np.zeros((SHARDS, len(poolings)), dtype=np.int64)
+        arenas = self._arena, self._candidates
+        self._view = TableView(
+            self._index.view,
+            RowsView(*(value for arena in arenas for value in (address(arena.chunks), arena.stride))),
+            *(_free_rows(arena) for arena in arenas),
+            self._cow.view,
+            layout.view,
+            OptimizerView(
+                optimizers[0].kind,
+                address(self._settings[0]),
+                optimizers[1].kind,
+                address(self._settings[1]),
+                np.float32(l2),
+            ),
+            RowInit(
+                np.uint64(seed % 2**64),
+                np.float32(init_scale / np.sqrt(layout.dim)),
+                admission.shows,
+                float(admission.probability),
+            ),
+            self.ids_HS,
+            self.candidates_HS,
+        )
+        zeros = self._view.init._replace(bound=np.float32(0))
         for slot in self._arena.allocate_rows(len(poolings)).tolist():
             init_row(
-                address(self._arena.row(slot)), np.uint64(slot), self._row_init._replace(bound=np.float32(0))
+                address(self._arena.row(slot)), np.uint64(slot), zeros, layout.view, self._view.optimizer
             )
 
     # ── a training step ────────────────────────────────────────────────────────────────────────
 
     def find(self, jagged: JaggedIds, rows: int, counts: BatchCounts | None) -> TableLookup:
         """Find the rows of a batch's ids. With counts, for training, missing ids are created and all are counted."""
-        partitioned = partition_batch(self._thread_pool, jagged)
-        row_N = np.empty(jagged.ids_N.size, dtype=np.uint32)
-        defaults_H = np.zeros(SHARDS, dtype=np.int64)
-
-        def find_in_shards(first: int, last: int) -> None:
-            self._find_in_shards(partitioned, counts, first, last)
-            scatter_rows(first, last, partitioned, row_N, defaults_H)
-
-        with self.lock:
-            self._thread_pool.parallel_for(SHARDS, find_in_shards)
-        plan = pooling_plan(self._poolings_S, self._columns_S, self.layout.dim, jagged, rows)
-        return TableLookup(jagged, partitioned, plan, row_N, int(defaults_H.sum()), counts is not None)
+        batch = Batch.partition(
+            self._thread_pool, jagged, self._poolings_S, self._columns_S, self.layout.dim, rows
+        )
+        return TableLookup(batch, self._find(batch.partitioned, counts, batch.row_N, use_defaults=True))
 
     def pool(self, lookup: TableLookup, inputs_BI: NDArray[np.float32], wide_B: NDArray[np.float32]) -> None:
         """Pool vectors into the slots' columns; add wide weights to `wide_B`."""
+        view = self._view
         self._thread_pool.parallel_for(
-            wide_B.size,
-            lambda first, last: pool_rows(
-                self._rows,
-                self._layout_view,
-                lookup.jagged,
-                lookup.plan,
-                lookup.row_N,
-                first,
-                last,
-                inputs_BI,
-                wide_B,
-            ),
+            wide_B.size, pool_rows, view.rows, view.layout, lookup.batch, inputs_BI, wide_B
         )
 
     def apply(
@@ -171,43 +149,35 @@ class Table:
         factor: float,
     ) -> None:
         """One optimizer step for every distinct id of the batch."""
-        scale = np.float32(factor)
-        self._thread_pool.parallel_for(
-            SHARDS,
-            lambda first, last: apply_shards(
-                self._rows,
-                self._layout_view,
-                lookup.jagged,
-                lookup.plan,
-                self._optimizer,
-                scale,
-                first,
-                last,
-                lookup.partitioned,
-                gradient_BI,
-                gradient_wide_B,
-            ),
-        )
+        view, batch, gradients = self._view, lookup.batch, (gradient_BI, gradient_wide_B)
+        self._thread_pool.parallel_for(SHARDS, apply_shards, view, batch, np.float32(factor), *gradients)
         if lookup.defaults:
-            apply_defaults(
-                self._rows,
-                self._layout_view,
-                lookup.jagged,
-                lookup.plan,
-                self._optimizer,
-                scale,
-                lookup.row_N,
-                gradient_BI,
-                gradient_wide_B,
-            )
+            used_S = np.zeros(self._poolings_S.size, dtype=np.bool_)
+            sums = np.zeros(used_S.size * packed_width(view.layout), dtype=np.float32)
+            sum_defaults(view.layout, batch, *gradients, address(sums), used_S)
+            self.apply_defaults(address(sums), used_S, factor)
 
-    def _find_in_shards(
-        self, partitioned: Partitioned, counts: BatchCounts | None, first: int, last: int
-    ) -> None:
-        if counts is None:
-            find_rows(self._index.view, self._rows, first, last, partitioned)
-        else:
-            self._count(partitioned, counts, first, last)
+    def _find(
+        self,
+        partitioned: Partitioned,
+        counts: BatchCounts | None,
+        row_N: NDArray[np.uint32],
+        *,
+        use_defaults: bool,
+    ) -> int:
+        """Find the row of every id, and return the number of ids without a vector."""
+        defaults_H = np.zeros(SHARDS, dtype=np.int64)
+
+        def find_in_shards(first: int, last: int) -> None:
+            if counts is None:
+                find_rows(first, last, self._view, partitioned)
+            else:
+                self._count(partitioned, counts, first, last)
+            scatter_rows(first, last, partitioned, row_N, defaults_H, use_defaults)
+
+        with self.lock:
+            self._thread_pool.parallel_for(SHARDS, find_in_shards)
+        return int(defaults_H.sum())
 
     def _count(self, partitioned: Partitioned, counts: BatchCounts, first: int, last: int) -> None:
         """Find and count in the shards first … last - 1; grow a shard without room and continue from there."""
@@ -218,21 +188,7 @@ class Table:
                         shard, int(partitioned.starts_H1[shard + 1] - partitioned.starts_H1[shard])
                     )
         while True:
-            first = count_batch(
-                self._index.view,
-                self._rows,
-                self._free,
-                self._free_candidates,
-                self._row_init,
-                self._cow.view,
-                self.generation,
-                first,
-                last,
-                partitioned,
-                counts,
-                self.ids_HS,
-                self.candidates_HS,
-            )
+            first = count_batch(first, last, self._view, self.generation, partitioned, counts)
             if first == last:
                 return
             missing, distinct = int(partitioned.missing_H[first]), int(partitioned.distinct_H[first])
@@ -254,48 +210,29 @@ class Table:
         jagged = JaggedIds(ids_N, np.array([0, ids_N.size]), none, np.full(1, -1))
         partitioned = partition_batch(self._thread_pool, jagged)
         row_N = np.empty(ids_N.size, dtype=np.uint32)
-
-        def find_in_shards(first: int, last: int) -> None:
-            self._find_in_shards(partitioned, counts, first, last)
-            assign_rows(first, last, partitioned, row_N)
-
-        with self.lock:
-            self._thread_pool.parallel_for(SHARDS, find_in_shards)
+        self._find(partitioned, counts, row_N, use_defaults=False)
         return PackedLookup(partitioned, starts_P1, row_N)
 
     def pack(self, lookup: PackedLookup, part: int, target: int, defaults: int) -> int:
         """Copy the weights of a part's ids to address `target`, and flag those without weights at address `defaults`.
         Returns the number of flags set."""
         start, stop = lookup.starts_P1[part : part + 2].tolist()
-        return int(pack_rows(self._rows, self._layout_view, lookup.row_N, start, stop, target, defaults))
+        return int(pack_rows(start, stop, self._view, lookup.row_N, target, defaults))
 
     def pack_defaults(self, target: int) -> None:
         """Copy the weights of the default rows to address `target`, slot after slot."""
         row_S = np.arange(self._poolings_S.size, dtype=np.uint32)
-        pack_rows(self._rows, self._layout_view, row_S, 0, row_S.size, target, 0)
+        pack_rows(0, row_S.size, self._view, row_S, target, 0)
 
     def apply_packed(self, lookup: PackedLookup, gradients_P: NDArray[np.int64], factor: float) -> None:
         """One optimizer step for every distinct id, with the sum of the parts' gradients; those of a part are at its
         address, laid out as `pack` does."""
-        scale = np.float32(factor)
-        self._thread_pool.parallel_for(
-            SHARDS,
-            lambda first, last: apply_packed(
-                self._rows,
-                self._layout_view,
-                self._optimizer,
-                scale,
-                first,
-                last,
-                lookup.partitioned,
-                lookup.starts_P1,
-                gradients_P,
-            ),
-        )
+        batch = lookup.partitioned, np.float32(factor), lookup.starts_P1, gradients_P
+        self._thread_pool.parallel_for(SHARDS, apply_packed, self._view, *batch)
 
     def apply_defaults(self, gradients: int, used_S: NDArray[np.bool_], factor: float) -> None:
         """One optimizer step of the used default rows. Overwrites the gradients at the address `gradients`."""
-        update_defaults(self._rows, self._layout_view, self._optimizer, np.float32(factor), used_S, gradients)
+        update_defaults(self._view, np.float32(factor), gradients, used_S)
 
     # ── size and memory ────────────────────────────────────────────────────────────────────────
 
@@ -330,19 +267,14 @@ class Table:
     def decay(self, rate: float) -> None:
         """Multiply every impression and click counter by `rate`."""
         with self.lock:
-            self._thread_pool.parallel_for(
-                SHARDS, lambda first, last: decay_shards(self._index.view, self._rows, first, last, rate)
-            )
+            self._thread_pool.parallel_for(SHARDS, decay_shards, self._view, rate)
 
     def checksums(self) -> list[int]:
         """Checksums of the admitted ids, by shard, and of the default rows: what a version is made of."""
         sums_H = np.zeros(SHARDS, dtype=np.uint64)
-        size = self._layout_view.size
+        size = self._view.layout.size
         with self.lock:
-            self._thread_pool.parallel_for(
-                SHARDS,
-                lambda first, last: digest_shards(self._index.view, self._rows, first, last, size, sums_H),
-            )
+            self._thread_pool.parallel_for(SHARDS, digest_shards, self._view, sums_H)
             defaults = [
                 int(digest_row(address(self._arena.row(slot)), size)) for slot in range(self._poolings_S.size)
             ]
@@ -357,10 +289,7 @@ class Table:
             for shard in range(first, last):
                 for remove in (False, True):
                     admitted, candidates = evict_shard(
-                        self._index.view,
-                        self._rows,
-                        self._free,
-                        self._free_candidates,
+                        self._view,
                         shard,
                         rule.threshold,
                         rule.click_weight,
@@ -370,8 +299,6 @@ class Table:
                         oldest,
                         remove,
                         evicted[shard],
-                        self.ids_HS[shard],
-                        self.candidates_HS[shard],
                     )
                     if remove or admitted + candidates == 0:
                         break
@@ -409,14 +336,11 @@ class Table:
             first_tag, last_tag = TAGS * piece // slices, TAGS * (piece + 1) // slices
             with self.lock:
                 end, candidates_end = copy_slice(
-                    self._index.view,
-                    self._rows,
-                    self._cow.view,
+                    self._view,
                     self._cow.order(shard, first_tag, last_tag),
                     shard,
                     first_tag,
                     last_tag,
-                    self._layout_view.size,
                     since,
                     generation,
                     end,
@@ -440,7 +364,7 @@ class Table:
 
     def restore(self, records: NDArray[np.void], *, candidates: bool) -> None:
         """Restore rows from records of a snapshot."""
-        size = HEAD if candidates else self._layout_view.size
+        size = HEAD if candidates else self._view.layout.size
         arena = self._candidates if candidates else self._arena
         coming_H = _ids_by_shard(records["id"])
         with self.lock:
@@ -452,35 +376,17 @@ class Table:
                     self._index.reserve(shard, int(counts_H[shard]), int(coming_H[shard]))
                     arena.reserve(shard, int(counts_H[shard]))
                 self._make_room(counts_H)
-                restore_records(
-                    self._index.view,
-                    self._rows,
-                    self._free,
-                    self._free_candidates,
-                    piece.view(np.uint32),
-                    size,
-                    candidates,
-                    self.ids_HS,
-                    self.candidates_HS,
-                )
+                restore_records(self._view, piece.view(np.uint32), size, candidates)
 
     def remove(self, ids: NDArray[np.uint64]) -> None:
         """Remove ids, as an eviction did."""
         with self.lock:
             self._make_room(_ids_by_shard(ids))
-            remove_ids(
-                self._index.view,
-                self._rows,
-                self._free,
-                self._free_candidates,
-                ids,
-                self.ids_HS,
-                self.candidates_HS,
-            )
+            remove_ids(self._view, ids)
 
     def default_records(self) -> NDArray[np.void]:
         """The default rows as records; their id is the slot's number in this table."""
-        rows = [self._arena.row(slot)[: self._layout_view.size] for slot in range(self._poolings_S.size)]
+        rows = [self._arena.row(slot)[: self._view.layout.size] for slot in range(self._poolings_S.size)]
         heads = [np.concatenate([row[:GENERATION], row[HEAD:]]) for row in rows]
         return np.concatenate(heads).view(self.layout.record)
 
@@ -489,7 +395,7 @@ class Table:
             for slot, record in enumerate(records.view(np.uint8).reshape(records.size, -1)):
                 row = self._arena.row(slot)
                 row[:GENERATION] = record[:GENERATION]
-                row[HEAD : self._layout_view.size] = record[GENERATION:]
+                row[HEAD : self._view.layout.size] = record[GENERATION:]
 
     def _make_room(self, rows_H: NDArray[np.int64]) -> None:
         for shard in np.flatnonzero(rows_H):
