@@ -18,8 +18,8 @@ from numba import njit
 
 from clickline.embedding.index import mix
 from clickline.embedding.jagged_ids import to_jagged
-from clickline.embedding.raw_memory import Int, i64_at, prefetch, u64_at
 from clickline.embedding.serving import (
+    GatherBatch,
     PartShape,
     RowBlock,
     ServingTable,
@@ -28,6 +28,7 @@ from clickline.embedding.serving import (
     merged_blocks,
     write_shards,
 )
+from clickline.kernel_intrinsics import Int, i64_at, prefetch, u64_at
 from clickline.records import SlotIds
 from measure import Row, publish
 
@@ -109,7 +110,7 @@ def lookups(tables: ServingTable, ids: np.ndarray, absent: np.ndarray, call: int
             "hits": find(hits),
             "misses": find(misses),
             "mixed": find(mixed),
-            "pooled": lambda: [tables.gather(plan, bags, rows, inputs_BI, wide_B, misses_S) for bags in batches],
+            "pooled": lambda: [tables.gather(GatherBatch(plan, bags, inputs_BI, wide_B, misses_S)) for bags in batches],
         },
         call * calls,
     )  # fmt: skip

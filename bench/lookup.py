@@ -26,7 +26,14 @@ import numpy as np
 
 from clickline.artifacts.registry import Registry
 from clickline.embedding.jagged_ids import to_jagged
-from clickline.embedding.serving import PartShape, RowBlock, ServingTable, gather_plan, write_shards
+from clickline.embedding.serving import (
+    GatherBatch,
+    PartShape,
+    RowBlock,
+    ServingTable,
+    gather_plan,
+    write_shards,
+)
 from clickline.embedding.serving.packed_rows import mix_ids
 from clickline.records import SlotIds
 from clickline.scoring.lookup_pool import LookupPool
@@ -287,11 +294,11 @@ def gathers(rows: int = ROWS, seconds: float = 2.0) -> list[Row]:
 
     def seconds_a_call(source: RowSource) -> float:
         for bags in batches:
-            source.gather(plan, bags, 100, inputs_BI, wide_B, misses_S)
+            source.gather(GatherBatch(plan, bags, inputs_BI, wide_B, misses_S))
         times = []
         until = time.perf_counter() + seconds
         while (began := time.perf_counter()) < until:
-            source.gather(plan, batches[len(times) % len(batches)], 100, inputs_BI, wide_B, misses_S)
+            source.gather(GatherBatch(plan, batches[len(times) % len(batches)], inputs_BI, wide_B, misses_S))
             times.append(time.perf_counter() - began)
         return float(np.median(times))
 

@@ -13,7 +13,7 @@ import numpy as np
 from table_model import blocks_of, random_content
 
 from clickline.embedding.jagged_ids import to_jagged
-from clickline.embedding.serving import PartShape, ServingTable, gather_plan, write_shards
+from clickline.embedding.serving import GatherBatch, PartShape, ServingTable, gather_plan, write_shards
 from clickline.errors import ClicklineError
 from clickline.records import SlotIds
 from fuzz.target import Choices, Target, mutated, scratch
@@ -76,7 +76,7 @@ def _serving_table(data: bytes) -> None:
             if tables.parts == tuple(_PARTS):
                 bags = to_jagged([SlotIds(ids_N), SlotIds(ids_N)], 64)
                 outputs = np.empty((64, 4), dtype=np.float32), np.empty(64, dtype=np.float32)
-                tables.gather(_PLAN, bags, 64, *outputs, np.zeros(2, dtype=np.int64))
+                tables.gather(GatherBatch(_PLAN, bags, *outputs, np.zeros(2, dtype=np.int64)))
     except ClicklineError as error:
         assert str(error)
 

@@ -21,7 +21,7 @@ from clickline.artifacts.checkpoint import latest_checkpoint, write_checkpoint
 from clickline.config import Config, load_config
 from clickline.embedding import begin_snapshot
 from clickline.embedding.jagged_ids import to_jagged
-from clickline.embedding.serving import PartShape, ServingTable, gather_plan
+from clickline.embedding.serving import GatherBatch, PartShape, ServingTable, gather_plan
 from clickline.features import DenseField, FeatureSpec, SlotField
 from clickline.machine import cores
 from clickline.models.from_config import plan_of
@@ -170,7 +170,7 @@ def serve(folder: Path, ids: int, dim: int) -> dict[str, Any]:
     misses_S = np.zeros(SLOTS, np.int64)
 
     def ask(bags: Any) -> float:
-        return seconds(lambda: tables.gather(plan, bags, ROWS, inputs_BI, wide_B, misses_S))
+        return seconds(lambda: tables.gather(GatherBatch(plan, bags, inputs_BI, wide_B, misses_S)))
 
     draws = drawn(ids, 2)
     first = ask(to_jagged(next(draws), ROWS))

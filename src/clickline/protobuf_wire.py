@@ -7,52 +7,15 @@ that is too long, a group without an end.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
-from llvmlite import ir
-from numba import types
-from numba.extending import intrinsic
 from numpy.typing import NDArray
 
+from clickline.kernel_intrinsics import Int
 from clickline.numba_cache import njit
 
 Bytes = NDArray[np.uint8]
-Int = Any  # an integer of any Numba type
-
-
-def _load(kind: Any, result: Any) -> Any:
-    """An intrinsic `load(data, index)`: a little-endian value from any byte position, unchecked."""
-
-    def load(typing_context: Any, data: Any, index: Any) -> Any:
-        def build(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-            array = context.make_array(signature.args[0])(context, builder, args[0])
-            place = builder.gep(array.data, [args[1]])
-            return builder.load(builder.bitcast(place, kind.as_pointer()), align=1)
-
-        return result(data, types.int64), build
-
-    return intrinsic(load)
-
-
-def _bits_f32() -> Any:
-    """An intrinsic `float_of(bits)`: the float32 with these 32 bits."""
-
-    def float_of(typing_context: Any, bits: Any) -> Any:
-        def build(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-            return builder.bitcast(args[0], ir.FloatType())
-
-        return types.float32(types.uint32), build
-
-    return intrinsic(float_of)
-
-
-load_u16 = _load(ir.IntType(16), types.uint16)
-load_u32 = _load(ir.IntType(32), types.uint32)
-load_u64 = _load(ir.IntType(64), types.uint64)
-load_f32 = _load(ir.FloatType(), types.float32)
-load_f64 = _load(ir.DoubleType(), types.float64)
-bits_f32 = _bits_f32()
 
 
 @njit(cache=True, nogil=True)
@@ -82,9 +45,11 @@ def _read_u32(data: Bytes, pos: Int, end: Int) -> tuple[np.uint64, Int]:
 
 @njit(cache=True, nogil=True)
 def read_tag(data: Bytes, pos: Int, end: Int) -> tuple[Int, Int]:
-    """A field's tag (its number times 8, plus its wire type), and the tag's end."""
+    """A field's tag (its number times 8, plus its wire type), and the tag's end; 0 and -1 if it is malformed."""
     value, pos = _read_u32(data, pos, end)
-    return np.int64(value), (-1 if value < np.uint64(8) else pos)
+    if pos < 0 or value < np.uint64(8):
+        return 0, -1
+    return np.int64(value), pos
 
 
 @njit(cache=True, nogil=True)
@@ -98,7 +63,9 @@ def read_span(data: Bytes, pos: Int, end: Int) -> tuple[Int, Int]:
 
 @njit(cache=True, nogil=True)
 def skip_field(data: Bytes, tag: Int, pos: Int, end: Int) -> Int:
-    """The end of the field whose tag ends at `pos`."""
+    """The end of the field whose tag ends at `pos`; -1 if it is malformed, or the tag was."""
+    if pos < 0:
+        return -1
     if tag & 7 == 3:
         return _skip_group(data, tag >> 3, pos, end)
     return _skip_plain(data, tag & 7, pos, end)

@@ -182,17 +182,13 @@ def test_a_request_is_encoded_as_a_log_is(data):
     rows = data.draw(st.integers(1, 5))
     held = {name: data.draw(columns_of_values(rows)) for name in COLUMNS}
     request, raw = rows_of(rows, held, spec.columns)
-    encoder = RequestEncoder(spec)
-    assert_same(encoder.encode(request), Encoder(spec).encode(raw))
+    assert_same(RequestEncoder(spec).encode(request), Encoder(spec).encode(raw))
 
     chosen = frozenset(data.draw(st.sets(st.sampled_from(COLUMNS))))
-    part = encoder.for_columns(chosen)
+    part = RequestEncoder(spec, chosen)
     assert part.dense == tuple(d for d, f in enumerate(spec.dense) if f.column in chosen)
     assert part.slots == tuple(s for s, f in enumerate(spec.slots) if f.column in chosen)
-    small = FeatureSpec(
-        tuple(spec.dense[d] for d in part.dense), tuple(spec.slots[s] for s in part.slots), spec.missing
-    )
-    assert_same(encoder.encode(request, chosen), Encoder(small).encode(raw))
+    assert_same(part.encode(request), Encoder(spec.subset(chosen)).encode(raw))
 
 
 EDGES = {
@@ -263,21 +259,12 @@ def test_ids_of_all_slots_are_in_one_array():
     request, _ = rows_of(
         2, {"x": (TEXT, [b"a", b"b"], None), "y": (TEXT, [b"p", b"q", b"", b"r"], 2)}, spec.columns
     )
-    encoded, _ = RequestEncoder(spec).full.encode_arrays(request)
+    encoded, _ = RequestEncoder(spec).encode_arrays(request)
     slotwise = encoded.by_slot()
     assert encoded.ids_SB.shape == (3, 2) and set(encoded.multi) == {2}
     assert slotwise.slots[0].ids_N.base is not None
     np.testing.assert_array_equal(slotwise.slots[1].ids_N, encoded.ids_SB[1])
     assert slotwise.slots[2].offsets_B1.tolist() == [0, 2, 3]
-
-
-def test_subset_encoders_are_cached_up_to_a_limit():
-    encoder = RequestEncoder(FeatureSpec((), tuple(SlotField(f"{n}", f"{n}", n) for n in range(10))))
-    first = encoder.for_columns(frozenset({"1"}))
-    assert encoder.for_columns(frozenset({"1"})) is first
-    for n in range(200):
-        encoder.for_columns(frozenset(str(i) for i in range(10) if n >> i & 1))
-    assert len(encoder._subsets) <= 64
 
 
 def test_feasigns_of_texts_encode_as_the_texts_themselves():

@@ -511,7 +511,7 @@ def test_a_missing_text_of_a_category_is_compared_as_text(folder: Path):
 
 def test_a_missing_fraction_leaves_narrow_floats_of_number_fields_to_the_kernel():
     spec = FeatureSpec(NUMBERS.dense, (*NUMBERS.slots, SlotField("c", "c", 9)), missing=("0.1",))
-    part = RequestEncoder(spec).full
+    part = RequestEncoder(spec)
     assert part._printed_C.tolist() == [False, True]
 
 

@@ -12,8 +12,9 @@ from typing import Any
 
 import numpy as np
 
-from clickline.embedding.raw_memory import Int
+from clickline.embedding.optimizers import power
 from clickline.features.encoder_kernels import fmix64
+from clickline.kernel_intrinsics import Int
 from clickline.numba_cache import njit
 
 _COMPONENT = np.uint64(0x9E3779B97F4A7C15)
@@ -59,11 +60,4 @@ def is_admitted(
     if probability >= 1.0:
         return True
     trials = np.int64(n_impressions) - min_impressions + 1
-    rejected = 1.0
-    power = 1.0 - probability
-    while trials > 0:
-        if trials & 1:
-            rejected *= power
-        power *= power
-        trials >>= 1
-    return bool(draw(seed, id, 0) >= rejected)
+    return bool(draw(seed, id, 0) >= power(1.0 - probability, trials))

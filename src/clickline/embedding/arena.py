@@ -12,7 +12,7 @@ import threading
 import numpy as np
 from numpy.typing import NDArray
 
-from clickline.embedding.raw_memory import address, allocate
+from clickline.embedding.raw_memory import address, allocate, grown
 
 CHUNK_BITS = 18
 CHUNK_ROWS = 1 << CHUNK_BITS
@@ -75,8 +75,7 @@ class Arena:
         """Make room for `rows` more rows in a shard's free list."""
         used = int(self.free_counts_H[shard])
         if used + rows > self._free_lists[shard].size:
-            wider = np.zeros(max(used + rows, 2 * self._free_lists[shard].size), dtype=np.uint32)
-            wider[:used] = self._free_lists[shard][:used]
+            wider = grown(self._free_lists[shard], max(used + rows, 2 * self._free_lists[shard].size))
             self._free_lists[shard] = wider
             self.free_list_addresses_H[shard] = address(wider)
             self.capacity_H[shard] = wider.size

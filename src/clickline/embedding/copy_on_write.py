@@ -15,10 +15,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from clickline.embedding.index import CANDIDATE, SHARDS, address_of, home_of, mix, row_in, tag_in
-from clickline.embedding.raw_memory import Int, address, allocate, i64_at, prefetch, u32_at, u64_at
+from clickline.embedding.raw_memory import address, allocate, grown
 from clickline.embedding.row_counters import COW_BLOCK_ROWS, saved_row_at
 from clickline.embedding.row_layout import GENERATION, HEAD
 from clickline.embedding.table_view import CopyOnWriteView, TableView
+from clickline.kernel_intrinsics import Int, i64_at, prefetch, u32_at, u64_at
 from clickline.numba_cache import njit
 
 TAGS = 1 << 32  # number of different tags in a shard's index
@@ -35,7 +36,7 @@ class CopyOnWriteRows:
 
     def __init__(self, stride: int) -> None:
         numbers = np.zeros((len(CopyOnWriteView._fields), SHARDS), dtype=np.int64)
-        self.open_H, self._blocks_H, self._mixed_H, self._rows_H, self._used_H, self._capacity_H = numbers
+        self.open_H, blocks_H, mixed_H, rows_H, self._used_H, self._capacity_H = numbers
         self.view = CopyOnWriteView(*map(address, numbers))
         self._block_bytes = COW_BLOCK_ROWS * stride
         self._lock = threading.Lock()  # several shards may reserve at once
@@ -43,7 +44,13 @@ class CopyOnWriteRows:
         self._free_blocks: list[int] = []
         self._blocks: list[NDArray[np.int64]] = [np.zeros(0, dtype=np.int64)] * SHARDS
         self._mixed: list[NDArray[np.uint64]] = [np.zeros(0, dtype=np.uint64)] * SHARDS
-        self._rows: list[NDArray[np.uint32]] = [np.zeros(0, dtype=np.uint32)] * SHARDS
+        rows: list[NDArray[np.uint32]] = [np.zeros(0, dtype=np.uint32)] * SHARDS
+        # Each of a shard's lists, and where kernels find its address.
+        self._lists: list[tuple[list[NDArray[Any]], NDArray[np.int64]]] = [
+            (self._blocks, blocks_H),
+            (self._mixed, mixed_H),
+            (rows, rows_H),
+        ]
 
     @property
     def memory_bytes(self) -> int:
@@ -62,9 +69,8 @@ class CopyOnWriteRows:
         self.open_H[shard] = 0
         self._free_blocks += self._blocks[shard][: int(self._capacity_H[shard]) // COW_BLOCK_ROWS].tolist()
         self._used_H[shard] = self._capacity_H[shard] = 0
-        self._blocks[shard] = np.zeros(0, dtype=np.int64)
-        self._mixed[shard] = np.zeros(0, dtype=np.uint64)
-        self._rows[shard] = np.zeros(0, dtype=np.uint32)
+        for lists, _ in self._lists:
+            lists[shard] = lists[shard][:0].copy()
         if not self.open_H.any():
             self._free_blocks, self._chunks = [], []
 
@@ -76,13 +82,10 @@ class CopyOnWriteRows:
         blocks = -(-(used + rows - room) // COW_BLOCK_ROWS)
         n_blocks = room // COW_BLOCK_ROWS
         if n_blocks + blocks > self._blocks[shard].size:
-            capacity = 2 * (n_blocks + blocks)
-            self._blocks[shard] = _grow(self._blocks[shard], capacity)
-            self._mixed[shard] = _grow(self._mixed[shard], capacity * COW_BLOCK_ROWS)
-            self._rows[shard] = _grow(self._rows[shard], capacity * COW_BLOCK_ROWS)
-            self._blocks_H[shard] = address(self._blocks[shard])
-            self._mixed_H[shard] = address(self._mixed[shard])
-            self._rows_H[shard] = address(self._rows[shard])
+            for lists, addresses_H in self._lists:
+                per_block = 1 if lists is self._blocks else COW_BLOCK_ROWS
+                lists[shard] = grown(lists[shard], 2 * (n_blocks + blocks) * per_block)
+                addresses_H[shard] = address(lists[shard])
         with self._lock:
             while len(self._free_blocks) < blocks:
                 chunk = allocate(_CHUNK_BLOCKS * self._block_bytes)
@@ -98,12 +101,6 @@ class CopyOnWriteRows:
         tags = (mixed << np.uint64(6)) >> np.uint64(32)
         selected = np.flatnonzero((tags >= np.uint64(first_tag)) & (tags < np.uint64(last_tag)))
         return selected[np.argsort(mixed[selected])]
-
-
-def _grow(array: NDArray[Any], size: int) -> NDArray[Any]:
-    wider = np.zeros(size, dtype=array.dtype)
-    wider[: array.size] = array
-    return wider
 
 
 @njit(cache=True, nogil=True)

@@ -12,9 +12,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from clickline.embedding.index import CANDIDATE, address_of, row_in
-from clickline.embedding.raw_memory import Int, f64_at, i32_at, i64_at, prefetch, u32_at, u64_at
 from clickline.embedding.row_layout import CLICKS, GENERATION, HOUR, IMPRESSIONS
 from clickline.embedding.table_view import TableView, remove_entry
+from clickline.kernel_intrinsics import Int, f64_at, i32_at, i64_at, prefetch, u32_at, u64_at
 from clickline.numba_cache import njit
 
 _AHEAD = 16

@@ -19,7 +19,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from clickline.embedding.arena import CHUNK_BITS, CHUNK_ROWS
-from clickline.embedding.raw_memory import Int, address, allocate, i64_at, u64_at
+from clickline.embedding.raw_memory import address, allocate
+from clickline.kernel_intrinsics import Int, i64_at, u64_at
 from clickline.numba_cache import njit
 
 SHARDS = 64

@@ -32,9 +32,9 @@ from clickline.embedding.index import (
     tag_in,
     tag_of,
 )
-from clickline.embedding.raw_memory import Int, i64_at, prefetch, u32_at, u64_at
 from clickline.embedding.table_view import TableView
 from clickline.embedding.thread_pool import ThreadPool
+from clickline.kernel_intrinsics import Int, i64_at, prefetch, u32_at, u64_at
 from clickline.numba_cache import njit
 from clickline.records import SlotIds
 

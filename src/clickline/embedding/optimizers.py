@@ -14,7 +14,7 @@ from typing import Any, ClassVar, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from clickline.embedding.raw_memory import Int
+from clickline.kernel_intrinsics import Int
 from clickline.numba_cache import njit
 
 _SGD, _ADAGRAD, _ROWWISE, _ADAM, _FTRL = range(5)
@@ -25,10 +25,12 @@ class RowOptimizer:
 
     kind: ClassVar[int]
     name: ClassVar[str]
+    state_per_weight: ClassVar[int] = 0
+    state_per_row: ClassVar[int] = 0
 
     def state_size(self, dim: int) -> int:
         """Number of state floats for a row of `dim` weights."""
-        raise NotImplementedError
+        return self.state_per_weight * dim + self.state_per_row
 
     def settings(self) -> NDArray[np.float32]:
         return np.array(astuple(self), dtype=np.float32)  # type: ignore[call-overload]
@@ -42,9 +44,6 @@ class Sgd(RowOptimizer):
     name: ClassVar[str] = "sgd"
     learning_rate: float = 0.01
 
-    def state_size(self, dim: int) -> int:
-        return 0
-
 
 @dataclass(frozen=True)
 class AdaGrad(RowOptimizer):
@@ -52,12 +51,10 @@ class AdaGrad(RowOptimizer):
 
     kind: ClassVar[int] = _ADAGRAD
     name: ClassVar[str] = "adagrad"
+    state_per_weight: ClassVar[int] = 1
     learning_rate: float = 0.05
     initial_accumulator: float = 0.1
     epsilon: float = 1e-10
-
-    def state_size(self, dim: int) -> int:
-        return dim
 
 
 @dataclass(frozen=True)
@@ -66,12 +63,10 @@ class RowWiseAdaGrad(RowOptimizer):
 
     kind: ClassVar[int] = _ROWWISE
     name: ClassVar[str] = "rowwise_adagrad"
+    state_per_row: ClassVar[int] = 1
     learning_rate: float = 0.05
     initial_accumulator: float = 0.1
     epsilon: float = 1e-10
-
-    def state_size(self, dim: int) -> int:
-        return 1
 
 
 @dataclass(frozen=True)
@@ -80,13 +75,12 @@ class Adam(RowOptimizer):
 
     kind: ClassVar[int] = _ADAM
     name: ClassVar[str] = "adam"
+    state_per_weight: ClassVar[int] = 2
+    state_per_row: ClassVar[int] = 1
     learning_rate: float = 0.001
     beta1: float = 0.9
     beta2: float = 0.999
     epsilon: float = 1e-8
-
-    def state_size(self, dim: int) -> int:
-        return 2 * dim + 1
 
 
 @dataclass(frozen=True)
@@ -99,13 +93,11 @@ class Ftrl(RowOptimizer):
 
     kind: ClassVar[int] = _FTRL
     name: ClassVar[str] = "ftrl"
+    state_per_weight: ClassVar[int] = 2
     alpha: float = 0.05
     beta: float = 1.0
     l1: float = 0.0
     l2: float = 0.0
-
-    def state_size(self, dim: int) -> int:
-        return 2 * dim
 
 
 class OptimizerView(NamedTuple):
@@ -157,7 +149,7 @@ def _rowwise(weights: Any, state: Any, gradient: Any, dim: Int, settings: Any, f
 
 
 @njit(cache=True, nogil=True)
-def _power(base: Any, exponent: Int) -> Any:
+def power(base: Any, exponent: Int) -> Any:
     """base^exponent by squaring: the C library's `pow` differs between machines."""
     result = 1.0
     while exponent > 0:
@@ -174,8 +166,8 @@ def _adam(weights: Any, state: Any, gradient: Any, dim: Int, settings: Any, fact
     one = np.float32(1)
     state[2 * dim] += one  # exact up to 2^24; beyond it both corrections are 1 anyway
     step = np.int64(state[2 * dim])
-    correct1 = np.float32(1.0 - _power(np.float64(beta1), step))
-    correct2 = np.float32(1.0 - _power(np.float64(beta2), step))
+    correct1 = np.float32(1.0 - power(np.float64(beta1), step))
+    correct2 = np.float32(1.0 - power(np.float64(beta2), step))
     rate = settings[0] * factor / correct1
     for j in range(dim):
         g = gradient[j]

@@ -19,10 +19,10 @@ from numpy.typing import NDArray
 from clickline.embedding.index import CANDIDATE, NO_ROW, address_of
 from clickline.embedding.jagged_ids import Partitioned, make_dedup_table, number_distinct
 from clickline.embedding.pooling import Batch, packed_width, sum_shard, sums_buffer, update_shard
-from clickline.embedding.raw_memory import Int, f32_at, i32_at, prefetch, u8_at, u16_at, u32_at
 from clickline.embedding.row_counters import BatchCounts, sum_counts
 from clickline.embedding.row_layout import RowLayoutView
 from clickline.embedding.table_view import TableView
+from clickline.kernel_intrinsics import Int, f32_at, i32_at, prefetch, u8_at, u16_at, u32_at
 from clickline.numba_cache import njit
 
 NO_FLOATS: NDArray[np.float32] = np.zeros(0, dtype=np.float32)

@@ -14,10 +14,10 @@ from numpy.typing import NDArray
 from clickline.embedding.index import CANDIDATE, RowsView, address_of
 from clickline.embedding.jagged_ids import JaggedIds, Partitioned, partition_batch
 from clickline.embedding.optimizers import update
-from clickline.embedding.raw_memory import Int, f32_at, prefetch, u32_at
 from clickline.embedding.row_layout import RowLayoutView
 from clickline.embedding.table_view import TableView
 from clickline.embedding.thread_pool import ThreadPool
+from clickline.kernel_intrinsics import Int, f32_at, prefetch, u32_at
 from clickline.numba_cache import njit
 
 SUM, MEAN, MAX = 0, 1, 2

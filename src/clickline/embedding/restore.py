@@ -6,9 +6,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from clickline.embedding.index import CANDIDATE, address_of, insert, mix, search, shard_of
-from clickline.embedding.raw_memory import Int, u32_at
 from clickline.embedding.row_layout import GENERATION, HEAD, SLOT
 from clickline.embedding.table_view import TableView, pop_row, remove_entry
+from clickline.kernel_intrinsics import Int, u32_at
 from clickline.numba_cache import njit
 
 

@@ -11,9 +11,9 @@ from clickline.embedding.admission import draw, is_admitted
 from clickline.embedding.index import CANDIDATE, NO_ROW, RowsView, address_of, has_room, insert, mix, search
 from clickline.embedding.jagged_ids import Partitioned, find_shard, make_dedup_table
 from clickline.embedding.optimizers import OptimizerView, init_state
-from clickline.embedding.raw_memory import Int, f32_at, f64_at, i32_at, i64_at, prefetch, u32_at, u64_at
 from clickline.embedding.row_layout import CLICKS, GENERATION, HOUR, IMPRESSIONS, SLOT, RowLayoutView
 from clickline.embedding.table_view import CopyOnWriteView, RowInit, TableView, pop_row, push_row
+from clickline.kernel_intrinsics import Int, f32_at, f64_at, i32_at, i64_at, prefetch, u32_at, u64_at
 from clickline.numba_cache import njit
 
 COW_BLOCK_ROWS = 256  # copies in one contiguous block

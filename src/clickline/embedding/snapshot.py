@@ -174,13 +174,16 @@ def load_snapshot(tables: Tables, snapshot: Path | Sequence[Path], keep: range |
     digests = {path: _verify(path) for path in chosen}
     headers = {path: _checked_header(path, tables, require_full=len(parts) > 1) for path in chosen}
     for path, header in headers.items():
-        with path.open("rb") as file:
-            file.readline()
-            for rate in header["decays"]:
-                for table in tables.parts:
-                    table.decay(float(rate))
+        for rate in header["decays"]:
             for table in tables.parts:
-                _load_table(path, file, table, chosen[path], wanted)
+                table.decay(float(rate))
+        layouts = [(table.layout, table.ids_HS.shape[1]) for table in tables.parts]
+        with_defaults = 0 in chosen[path] and 0 in wanted
+        for table, stored in zip(tables.parts, _scan(path, layouts, chosen[path]), strict=True):
+            if with_defaults:
+                table.restore_defaults(stored.defaults_S)
+            table.remove(stored.tombstones)
+            _load_rows(path, table, stored, wanted)
     tables.digests = {0: _joined(list(digests.values()))}
     return tables.digests[0]
 
@@ -196,11 +199,12 @@ def snapshot_digest(snapshot: Path | Sequence[Path]) -> str:
 
 
 class SnapshotTable(NamedTuple):
-    """One table of a snapshot without its rows, which `SnapshotReader.rows` reads."""
+    """One table of a snapshot file, and where its rows are."""
 
     layout: RowLayout
     defaults_S: NDArray[np.void]  # the default row of each of its slots
     tombstones: NDArray[np.uint64]  # in the order of the ids, not of the index
+    shards: tuple[tuple[int, int, int], ...]  # of each inner shard: offset, candidates, then admitted ids
 
 
 class SnapshotReader:
@@ -217,18 +221,18 @@ class SnapshotReader:
                 raise ArtifactError(
                     f"{path} is not a part of the same snapshot as {next(iter(parts))}. Write the snapshot again."
                 )
-        self._rows_at: list[list[tuple[Path, int, int]]] = []  # by table and shard: file, offset, count
-        tables = [self._read_tables(path, held) for path, held in parts.items()]
-        self.tables = tables[0]
+        self._files = [(path, tuple(_scan(path, self._layouts(), held))) for path, held in parts.items()]
+        self.tables = self._files[0][1]
 
     def rows(self, table: int) -> Iterator[NDArray[np.void]]:
         """The records of a table's admitted ids, in ascending order of `mix(id)`."""
         record = self.tables[table].layout.record
-        for path, offset, count in self._rows_at[table]:
+        for path, tables in self._files:
             with path.open("rb") as file:
-                file.seek(offset)
-                for first in range(0, count, _READ_ROWS):
-                    yield _read(path, file, record, min(_READ_ROWS, count - first))
+                for offset, candidates, admitted in tables[table].shards:
+                    file.seek(offset + candidates * CandidateLayout.record.itemsize)
+                    for first in range(0, admitted, _READ_ROWS):
+                        yield _read(path, file, record, min(_READ_ROWS, admitted - first))
 
     @property
     def slots_by_table(self) -> list[list[int]]:
@@ -244,25 +248,27 @@ class SnapshotReader:
             for slot_numbers in self.slots_by_table
         ]
 
-    def _read_tables(self, path: Path, held: range) -> tuple[SnapshotTable, ...]:
-        tables = []
-        with path.open("rb") as file:
-            file.readline()
-            for t, (layout, slots) in enumerate(self._layouts()):
-                defaults_S = _read(path, file, layout.record, slots)
-                (count,) = _read(path, file, np.dtype("<u8"), 1)
-                tables.append(
-                    SnapshotTable(layout, defaults_S, _read(path, file, np.dtype("<u8"), int(count)))
-                )
-                if len(self._rows_at) == t:
-                    self._rows_at.append([])
-                for shard in range(SHARDS):
-                    candidates, admitted = _read_counts(path, file, shard, held)
-                    offset = file.seek(candidates * CandidateLayout.record.itemsize, os.SEEK_CUR)
-                    if admitted:
-                        self._rows_at[t].append((path, offset, admitted))
-                    file.seek(admitted * layout.record.itemsize, os.SEEK_CUR)
-        return tuple(tables)
+
+def _scan(path: Path, layouts: Sequence[tuple[RowLayout, int]], held: range) -> Iterator[SnapshotTable]:
+    """The tables of a file that may hold the inner shards `held`, given their layouts and numbers of slots."""
+    with path.open("rb") as file:
+        file.readline()
+        for layout, slots in layouts:
+            defaults_S = _read(path, file, layout.record, slots)
+            (count,) = _read(path, file, np.dtype("<u8"), 1).tolist()
+            tombstones = _read(path, file, np.dtype("<u8"), count)
+            shards = []
+            for shard in range(SHARDS):
+                candidates, admitted = _read(path, file, np.dtype("<u8"), 2).tolist()
+                if candidates + admitted and shard not in held:
+                    raise ArtifactError(
+                        f"{path} has rows of inner shard {shard}, expected {held.start} to {held.stop - 1}: "
+                        "parts of the snapshot are missing or out of order."
+                    )
+                shards.append((file.tell(), candidates, admitted))
+                rows = candidates * CandidateLayout.record.itemsize + admitted * layout.record.itemsize
+                file.seek(min(rows, path.stat().st_size), os.SEEK_CUR)  # beyond the end: the next read fails
+            yield SnapshotTable(layout, defaults_S, tombstones, tuple(shards))
 
 
 def read_header(path: Path) -> dict[str, Any]:
@@ -304,38 +310,19 @@ def _checked_header(path: Path, tables: Tables, *, require_full: bool) -> dict[s
     return header
 
 
-def _load_table(path: Path, file: IO[bytes], table: Table, held: range, wanted: range) -> None:
-    """Read a table's rows of the inner shards `wanted` from a file that may hold those in `held`."""
+def _load_rows(path: Path, table: Table, stored: SnapshotTable, wanted: range) -> None:
+    """Restore a table's rows of the inner shards `wanted`."""
     slots = table.ids_HS.shape[1]
-    defaults_S = _read(path, file, table.layout.record, slots)
-    if 0 in held and 0 in wanted:
-        table.restore_defaults(defaults_S)
-    (tombstones,) = _read(path, file, np.dtype("<u8"), 1)
-    table.remove(_read(path, file, np.dtype("<u8"), int(tombstones)))
-    for shard in range(SHARDS):
-        counts = _read_counts(path, file, shard, held)
-        for candidates, record in ((True, CandidateLayout.record), (False, table.layout.record)):
-            count = counts[0 if candidates else 1]
-            if shard not in wanted:
-                file.seek(count * record.itemsize, os.SEEK_CUR)
-                continue
-            records = _read(path, file, record, count)
-            if records.size and int(records["slot"].max()) >= slots:
-                raise ArtifactError(
-                    f"{path} has slot {records['slot'].max()} of {slots}. Write the snapshot again."
-                )
-            table.restore(records, candidates=candidates)
-
-
-def _read_counts(path: Path, file: IO[bytes], shard: int, held: range) -> tuple[int, int]:
-    """Read the numbers of candidates and admitted ids of an inner shard."""
-    candidates, admitted = _read(path, file, np.dtype("<u8"), 2).tolist()
-    if candidates + admitted and shard not in held:
-        raise ArtifactError(
-            f"{path} has rows of inner shard {shard}, expected {held.start} to {held.stop - 1}: "
-            "parts of the snapshot are missing or out of order."
-        )
-    return candidates, admitted
+    with path.open("rb") as file:
+        for offset, *counts in (stored.shards[shard] for shard in wanted):
+            file.seek(offset)
+            for count, record in zip(counts, (CandidateLayout.record, table.layout.record), strict=True):
+                records = _read(path, file, record, count)
+                if records.size and int(records["slot"].max()) >= slots:
+                    raise ArtifactError(
+                        f"{path} has slot {records['slot'].max()} of {slots}. Write the snapshot again."
+                    )
+                table.restore(records, candidates=record is CandidateLayout.record)
 
 
 def _read(path: Path, file: IO[bytes], dtype: np.dtype[Any], count: int) -> NDArray[Any]:

@@ -9,8 +9,8 @@ from numpy.typing import NDArray
 
 from clickline.embedding.index import CANDIDATE, IndexView, RowsView, address_of, erase_at, row_in
 from clickline.embedding.optimizers import OptimizerView
-from clickline.embedding.raw_memory import Int, i64_at, u32_at, u64_at
 from clickline.embedding.row_layout import SLOT, RowLayoutView
+from clickline.kernel_intrinsics import Int, i64_at, u32_at, u64_at
 from clickline.numba_cache import njit
 
 

@@ -8,9 +8,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from clickline.errors import DataError
 from clickline.features import encoder_kernels
-from clickline.features.feature_spec import MAX_SPREADS, DenseField, FeatureSpec, SlotField
+from clickline.features.feature_spec import DenseField, FeatureSpec, SlotField
 from clickline.features.raw_columns import (
     ValidationErrors,
     as_text,
@@ -54,11 +53,13 @@ class Encoder:
 
         dense_DB = np.empty((len(self.spec.dense), raw.rows), dtype=np.float32)
         for d, field in enumerate(self.spec.dense):
-            _transform(field, number(field), dense_DB[d])
+            encoder_kernels.transform(field.kernel, np.array(field.scaling), number(field), dense_DB[d])
         slots = []
         for slot in self.spec.slots:
             if slot.source == "log2" or slot.source == "quantiles":
-                slots.append(_bucket(slot, number(slot)))
+                ids_B = np.empty(raw.rows, dtype=np.uint64)
+                encoder_kernels.bucket(slot.source == "log2", slot.edges_E, slot.salt, number(slot), ids_B)
+                slots.append(SlotIds(ids_B))
             else:
                 ids, bad = self._categories(
                     slot, raw.columns.get(slot.column, empty_column(raw.rows)), raw.rows
@@ -93,44 +94,6 @@ class Encoder:
             ids_N, offsets_B1, np.uint64(slot.missing_id), pooled_N, pooled_offsets_B1
         )
         return SlotIds(pooled_N[:count].copy(), pooled_offsets_B1), errors
-
-
-def _transform(field: DenseField, raw_B: NDArray[np.float32], out_B: NDArray[np.float32]) -> None:
-    statistics = field.statistics
-    if field.transform == "log1p":
-        encoder_kernels.signed_log1p(raw_B, out_B)
-    elif field.transform == "none":
-        encoder_kernels.scale(raw_B, 0.0, 1.0, -np.inf, np.inf, out_B)
-    elif statistics is None:
-        raise DataError(
-            f"{field.name}: transform {field.transform} needs statistics of the training data, which are missing"
-        )
-    elif field.transform == "minmax":
-        span = statistics.high - statistics.low
-        encoder_kernels.scale(raw_B, statistics.low, 1.0 / span if span > 0 else 0.0, 0.0, 1.0, out_B)
-    elif field.transform == "robust":
-        factor = 1.0 / statistics.spread if statistics.spread > 0 else 0.0
-        encoder_kernels.scale(raw_B, statistics.median, factor, -MAX_SPREADS, MAX_SPREADS, out_B)
-        encoder_kernels.signed_log1p(out_B, out_B)
-    else:
-        deviation = statistics.deviation
-        encoder_kernels.scale(
-            raw_B, statistics.mean, 1.0 / deviation if deviation > 0 else 0.0, -np.inf, np.inf, out_B
-        )
-
-
-def _bucket(slot: SlotField, raw_B: NDArray[np.float32]) -> SlotIds:
-    ids_B = np.empty(raw_B.size, dtype=np.uint64)
-    if slot.source == "log2":
-        encoder_kernels.bucket_by_log2(raw_B, slot.salt, ids_B)
-    elif slot.statistics is None:
-        raise DataError(
-            f"{slot.name}: quantile buckets need statistics of the training data, which are missing"
-        )
-    else:
-        edges_E = np.array(slot.statistics.edges, dtype=np.float32)
-        encoder_kernels.bucket_by_edges(raw_B, edges_E, slot.salt, ids_B)
-    return SlotIds(ids_B)
 
 
 def _ids(

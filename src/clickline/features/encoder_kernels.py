@@ -7,14 +7,10 @@ the same bits in every process, on every machine and in every release.
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
-from llvmlite import ir
-from numba import types
-from numba.extending import intrinsic
 from numpy.typing import NDArray
 
+from clickline.kernel_intrinsics import bits_of_f64, f64_from_bits, load_u8, load_u32, load_u64
 from clickline.numba_cache import njit
 
 Bytes = NDArray[np.uint8]
@@ -25,6 +21,7 @@ MISSING_FEATURE_ID = 17241709254077376921
 """XXH64 of the empty text: the feature id of a missing value, as in ElasticCTR's own data."""
 
 NUMBER_OK, NUMBER_MISSING, NUMBER_BAD, NUMBER_SLOW = 0, 1, 2, 3
+LOG1P, SCALE, SCALE_LOG1P = 0, 1, 2
 
 _P1 = np.uint64(0x9E3779B185EBCA87)
 _P2 = np.uint64(0xC2B2AE3D27D4EB4F)
@@ -32,52 +29,6 @@ _P3 = np.uint64(0x165667B19E3779F9)
 _P4 = np.uint64(0x85EBCA77C2B2AE63)
 _P5 = np.uint64(0x27D4EB2F165667C5)
 _GOLDEN_RATIO = np.uint64(0x9E3779B97F4A7C15)
-
-
-def _unaligned_load(bits: int, result: Any) -> Any:
-    """An intrinsic `load(data, index)`: a little-endian integer from any byte position, unchecked."""
-
-    def load(typing_context: Any, data: Any, index: Any) -> Any:
-        def build(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-            array = context.make_array(signature.args[0])(context, builder, args[0])
-            place = builder.gep(array.data, [args[1]])
-            return builder.load(builder.bitcast(place, ir.IntType(bits).as_pointer()), align=1)
-
-        return result(data, types.int64), build
-
-    return intrinsic(load)
-
-
-def _bitcast(source: Any, result: Any, kind: Any) -> Any:
-    """An intrinsic `cast(value)`: the same 64 bits under another type."""
-
-    def cast(typing_context: Any, value: Any) -> Any:
-        def build(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-            return builder.bitcast(args[0], kind)
-
-        return result(source), build
-
-    return intrinsic(cast)
-
-
-def _leading_zeros() -> Any:
-    """An intrinsic `count(value)`: the number of leading zero bits of a nonzero u64."""
-
-    def count(typing_context: Any, value: Any) -> Any:
-        def build(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-            return builder.ctlz(args[0], ir.Constant(ir.IntType(1), 1))
-
-        return types.int64(types.uint64), build
-
-    return intrinsic(count)
-
-
-leading_zeros = _leading_zeros()
-_u64 = _unaligned_load(64, types.uint64)
-_u32 = _unaligned_load(32, types.uint32)
-_u8 = _unaligned_load(8, types.uint8)
-_double_bits = _bitcast(types.float64, types.int64, ir.IntType(64))
-_bits_double = _bitcast(types.int64, types.float64, ir.DoubleType())
 
 
 # ── canonical text ─────────────────────────────────────────────────────────────────────
@@ -92,9 +43,9 @@ def _is_blank(byte: np.uint8) -> bool:
 def _may_change(data: Bytes, start: int, end: int) -> bool:
     """Whether `canonical` may change a nonempty text: it has a blank at an end, or ends in a 0 after a point, a sign
     or a 0. This checks three bytes without a branch, and rules out nearly all values."""
-    last = _u8(data, end - 1)
-    before = _u8(data, max(end - 2, start))
-    return bool((_u8(data, start) <= 32) | (last <= 32) | ((last == 48) & (before <= 48)))
+    last = load_u8(data, end - 1)
+    before = load_u8(data, max(end - 2, start))
+    return bool((load_u8(data, start) <= 32) | (last <= 32) | ((last == 48) & (before <= 48)))
 
 
 @njit(cache=True, nogil=True)
@@ -146,7 +97,7 @@ def _is_one_of(data: Bytes, start: int, end: int, texts: Bytes, ends_T1: Offsets
         if ends_T1[t + 1] - first == end - start:
             same = True
             for i in range(end - start):
-                same &= _u8(data, start + i) == _u8(texts, first + i)
+                same &= load_u8(data, start + i) == load_u8(texts, first + i)
             found |= same
     return found
 
@@ -192,10 +143,10 @@ def xxh64(data: Bytes, start: int, end: int) -> np.uint64:
         three = np.uint64(0)
         four = np.uint64(0) - _P1
         while stop - at >= 32:
-            one = _round(one, _u64(data, at))
-            two = _round(two, _u64(data, at + 8))
-            three = _round(three, _u64(data, at + 16))
-            four = _round(four, _u64(data, at + 24))
+            one = _round(one, load_u64(data, at))
+            two = _round(two, load_u64(data, at + 8))
+            three = _round(three, load_u64(data, at + 16))
+            four = _round(four, load_u64(data, at + 24))
             at += 32
         digest = _rotate(one, 1) + _rotate(two, 7) + _rotate(three, 12) + _rotate(four, 18)
         for lane in (one, two, three, four):
@@ -204,10 +155,10 @@ def xxh64(data: Bytes, start: int, end: int) -> np.uint64:
         digest = _P5
     digest += np.uint64(end - start)
     while stop - at >= 8:
-        digest = _rotate(digest ^ _round(np.uint64(0), _u64(data, at)), 27) * _P1 + _P4
+        digest = _rotate(digest ^ _round(np.uint64(0), load_u64(data, at)), 27) * _P1 + _P4
         at += 8
     if stop - at >= 4:
-        digest = _rotate(digest ^ (np.uint64(_u32(data, at)) * _P1), 23) * _P2 + _P3
+        digest = _rotate(digest ^ (np.uint64(load_u32(data, at)) * _P1), 23) * _P2 + _P3
         at += 4
     while at < stop:
         digest = _rotate(digest ^ (np.uint64(data[at]) * _P5), 11) * _P1
@@ -250,19 +201,12 @@ def hash_spans(
     ids_N: Ids,
 ) -> None:
     """Ids of texts. The empty text is missing, and its hash is the missing id without a special case."""
-    if missing_T1.size > 1:
-        for n in range(starts_N.size):
-            start, end = starts_N[n], ends_N[n]
-            if start < end and _may_change(data, start, end):
-                start, end = canonical(data, start, end)
-            if _is_one_of(data, start, end, missing, missing_T1):
-                end = start
-            ids_N[n] = fmix64(xxh64(data, start, end) ^ salt)
-        return
-    for n in range(starts_N.size):  # the same without comparing each value with `missing`
+    for n in range(starts_N.size):
         start, end = starts_N[n], ends_N[n]
         if start < end and _may_change(data, start, end):
             start, end = canonical(data, start, end)
+        if missing_T1.size > 1 and _is_one_of(data, start, end, missing, missing_T1):
+            end = start
         ids_N[n] = fmix64(xxh64(data, start, end) ^ salt)
 
 
@@ -555,9 +499,9 @@ def log1p(value: float) -> float:
     """log(1 + value) for value >= 0, to within 2 ulp: the atanh series around a power of two."""
     total = 1.0 + value
     rounding_error = ((total - 1.0) - value) / total  # the rounding error of 1 + value
-    bits = _double_bits(total)
+    bits = bits_of_f64(total)
     exponent = (bits >> 52) - 1023
-    mantissa = _bits_double((bits & 0x000FFFFFFFFFFFFF) | (1023 << 52))  # in [1, 2)
+    mantissa = f64_from_bits((bits & 0x000FFFFFFFFFFFFF) | (1023 << 52))  # in [1, 2)
     if mantissa > 1.4142135623730951:
         mantissa *= 0.5
         exponent += 1
@@ -575,7 +519,21 @@ def log1p(value: float) -> float:
 
 
 @njit(cache=True, nogil=True)
-def signed_log1p(raw_N: NDArray[np.float32], out_N: NDArray[np.float32]) -> None:
+def transform(
+    kernel: int, scaling_4: NDArray[np.float64], raw_N: NDArray[np.float32], out_N: NDArray[np.float32]
+) -> None:
+    """The floats of a dense field: scaled, or the logarithm, or both."""
+    if kernel == LOG1P:
+        _signed_log1p(raw_N, out_N)
+    else:
+        shift, factor, low, high = scaling_4
+        _scale(raw_N, shift, factor, low, high, out_N)
+        if kernel == SCALE_LOG1P:
+            _signed_log1p(out_N, out_N)
+
+
+@njit(cache=True, nogil=True)
+def _signed_log1p(raw_N: NDArray[np.float32], out_N: NDArray[np.float32]) -> None:
     """sign(x) * log(1 + |x|); missing (NaN) becomes 0."""
     for n in range(raw_N.size):
         value = np.float64(raw_N[n])
@@ -588,7 +546,7 @@ def signed_log1p(raw_N: NDArray[np.float32], out_N: NDArray[np.float32]) -> None
 
 
 @njit(cache=True, nogil=True)
-def scale(
+def _scale(
     raw_N: NDArray[np.float32],
     shift: float,
     factor: float,
@@ -607,39 +565,35 @@ def scale(
 
 
 @njit(cache=True, nogil=True)
-def bucket_by_log2(raw_N: NDArray[np.float32], salt: np.uint64, ids_N: Ids) -> None:
-    """Ids of log2 buckets: one for zero, and one per power of two for each sign."""
-    missing_id = fmix64(np.uint64(MISSING_FEATURE_ID) ^ salt)
-    for n in range(raw_N.size):
-        value = np.float64(raw_N[n])
-        if value != value:
-            ids_N[n] = missing_id
-        elif value == 0.0:
-            ids_N[n] = fmix64(salt)
-        else:
-            bits = _double_bits(value)  # a float32 is always a normal double, so the exponent is exact
-            exponent = (bits >> 52) & 0x7FF
-            code = np.uint64(exponent) | (np.uint64(1 << 11) if value < 0.0 else np.uint64(0))
-            ids_N[n] = fmix64(code ^ salt)
-
-
-@njit(cache=True, nogil=True)
-def bucket_by_edges(
-    raw_N: NDArray[np.float32], edges_E: NDArray[np.float32], salt: np.uint64, ids_N: Ids
+def bucket(
+    log2: bool, edges_E: NDArray[np.float32], salt: np.uint64, raw_N: NDArray[np.float32], ids_N: Ids
 ) -> None:
-    """Ids of the buckets between edges; a number on an edge belongs to the upper bucket."""
-    missing_id = fmix64(np.uint64(MISSING_FEATURE_ID) ^ salt)
+    """Ids of buckets: those of powers of two, or those between edges."""
     for n in range(raw_N.size):
-        value = raw_N[n]
-        if value != value:
-            ids_N[n] = missing_id
+        code = np.uint64(MISSING_FEATURE_ID)
+        if raw_N[n] == raw_N[n]:
+            code = _log2_bucket(np.float64(raw_N[n])) if log2 else _edge_bucket(raw_N[n], edges_E)
+        ids_N[n] = fmix64(code ^ salt)
+
+
+@njit(cache=True, nogil=True, inline="always")
+def _log2_bucket(value: float) -> np.uint64:
+    """One bucket for zero, and one per power of two for each sign."""
+    if value == 0.0:
+        return np.uint64(0)
+    exponent = (bits_of_f64(value) >> 52) & 0x7FF  # exact: a float32 is always a normal double
+    return np.uint64(exponent) | (np.uint64(1 << 11) if value < 0.0 else np.uint64(0))
+
+
+@njit(cache=True, nogil=True, inline="always")
+def _edge_bucket(value: np.float32, edges_E: NDArray[np.float32]) -> np.uint64:
+    """The number of edges at or below a number: one on an edge belongs to the upper bucket."""
+    below = 0
+    above = edges_E.size
+    while below < above:
+        middle = (below + above) >> 1
+        if edges_E[middle] <= value:
+            below = middle + 1
         else:
-            below = 0
-            above = edges_E.size
-            while below < above:
-                middle = (below + above) >> 1
-                if edges_E[middle] <= value:
-                    below = middle + 1
-                else:
-                    above = middle
-            ids_N[n] = fmix64(np.uint64(below) ^ salt)
+            above = middle
+    return np.uint64(below)

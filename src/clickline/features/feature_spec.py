@@ -7,13 +7,15 @@ and any process that has it encodes a row exactly as training did.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from collections.abc import Set as AbstractSet
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from typing import Any, Literal
 
 import numpy as np
+from numpy.typing import NDArray
 
-from clickline.errors import ArtifactError
+from clickline.errors import ArtifactError, DataError
 from clickline.features import encoder_kernels
 from clickline.validation import validate
 
@@ -55,6 +57,33 @@ class DenseField:
     def needs_statistics(self) -> bool:
         return self.transform in ("minmax", "zscore", "robust")
 
+    @property
+    def kernel(self) -> int:
+        """How `encoder_kernels.transform` computes the float."""
+        kernels = {"log1p": encoder_kernels.LOG1P, "robust": encoder_kernels.SCALE_LOG1P}
+        return kernels.get(self.transform, encoder_kernels.SCALE)
+
+    @property
+    def scaling(self) -> tuple[float, float, float, float]:
+        """Shift, factor and bounds for `encoder_kernels.transform`."""
+        if not self.needs_statistics:
+            return 0.0, 1.0, -np.inf, np.inf
+        statistics = self.statistics
+        if statistics is None:
+            raise DataError(
+                f"{self.name}: transform {self.transform} needs statistics of the training data, which are missing"
+            )
+        if self.transform == "minmax":
+            return statistics.low, _inverse(statistics.high - statistics.low), 0.0, 1.0
+        if self.transform == "robust":
+            return statistics.median, _inverse(statistics.spread), -MAX_SPREADS, MAX_SPREADS
+        return statistics.mean, _inverse(statistics.deviation), -np.inf, np.inf
+
+
+def _inverse(span: float) -> float:
+    """1 / span; 0 if all values are the same."""
+    return 1.0 / span if span > 0 else 0.0
+
 
 @dataclass(frozen=True)
 class SlotField:
@@ -72,6 +101,17 @@ class SlotField:
     @property
     def needs_statistics(self) -> bool:
         return self.source == "quantiles"
+
+    @property
+    def edges_E(self) -> NDArray[np.float32]:
+        """The edges of quantile buckets; other slots have none."""
+        if not self.needs_statistics:
+            return np.zeros(0, dtype=np.float32)
+        if self.statistics is None:
+            raise DataError(
+                f"{self.name}: quantile buckets need statistics of the training data, which are missing"
+            )
+        return np.array(self.statistics.edges, dtype=np.float32)
 
     @cached_property
     def salt(self) -> np.uint64:
@@ -103,6 +143,14 @@ class FeatureSpec:
     @property
     def measured_columns(self) -> tuple[str, ...]:
         return tuple(dict.fromkeys(f.column for f in self.fields if f.needs_statistics))
+
+    def subset(self, columns: AbstractSet[str]) -> FeatureSpec:
+        """The fields that come from these columns."""
+        return replace(
+            self,
+            dense=tuple(f for f in self.dense if f.column in columns),
+            slots=tuple(f for f in self.slots if f.column in columns),
+        )
 
     def with_statistics(self, by_name: Mapping[str, FieldStatistics]) -> FeatureSpec:
         """The same fields with these statistics, by field name."""

@@ -7,7 +7,7 @@ has one canonical text: `encoder_kernels.canonical` of a text, `category_text` o
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -217,11 +217,8 @@ def drop_missing(column: RawColumn, missing: tuple[str, ...]) -> RawColumn:
         return replace(column, ends_N=np.where(equals_any(column, missing), column.starts_N, column.ends_N))
     texts = {canonical_text(text) for text in missing}
     if isinstance(column, IntegerColumn):
-        decimals = [text.decode() for text in texts]
-        missing_values = np.array(
-            [int(t) % 2**64 for t in decimals if _is_decimal(t, column.signed)], dtype=np.uint64
-        )
-        return replace(column, missing_N=column.missing_N | np.isin(column.values_N, missing_values))
+        bits_M = np.array([n % 2**64 for n in exact_integers(texts, column.signed)], dtype=np.uint64)
+        return replace(column, missing_N=column.missing_N | np.isin(column.values_N, bits_M))
     missing_doubles = [number for number in map(exact_number, texts) if number is not None]
     missing_N = np.isin(column.values_N, missing_doubles)
     if column.precision < 53 and not all(number.is_integer() for number in missing_doubles):
@@ -269,12 +266,11 @@ def exact_number(text: bytes) -> float | None:
     return number if category_text(number) == text else None
 
 
-def _is_decimal(text: str, signed: bool) -> bool:
-    """Whether `text` is the decimal text of some value of an integer column."""
-    digits = text.removeprefix("-") if signed else text
-    if not (digits.isascii() and digits.isdigit()) or str(int(text)) != text:
-        return False
-    return -(2**63) <= int(text) < 2**63 if signed else int(text) < 2**64
+def exact_integers(texts: Iterable[bytes], signed: bool) -> list[int]:
+    """The 64-bit integers whose canonical text is one of these."""
+    low, high = (-(2**63), 2**63) if signed else (0, 2**64)
+    decimal = [text for text in texts if re.fullmatch(rb"0|-?[1-9]\d{0,19}", text)]
+    return [number for number in map(int, decimal) if low <= number < high]
 
 
 def split_values(column: RawColumn, separator: str) -> RawColumn:
@@ -308,19 +304,17 @@ def single_valued(column: RawColumn, field: str, remedy: str) -> tuple[RawColumn
     )
     single_B = counts_B == 1
     first_T = offsets_B1[:-1][single_B]
-    rows = counts_B.size
+
+    def spread(values_N: NDArray[Any], missing: float) -> NDArray[Any]:
+        values_B = np.full(counts_B.size, missing, dtype=values_N.dtype)
+        values_B[single_B] = values_N[first_T]
+        return values_B
+
+    values: dict[str, NDArray[Any]]
     if isinstance(column, TextColumn):
-        starts_B = np.zeros(rows, dtype=np.int64)
-        ends_B = np.zeros(rows, dtype=np.int64)
-        starts_B[single_B] = column.starts_N[first_T]
-        ends_B[single_B] = column.ends_N[first_T]
-        return TextColumn(column.data, starts_B, ends_B), errors
-    if isinstance(column, IntegerColumn):
-        integers_B = np.zeros(rows, dtype=np.uint64)
-        missing_B = ~single_B
-        integers_B[single_B] = column.values_N[first_T]
-        missing_B[single_B] = column.missing_N[first_T]
-        return IntegerColumn(integers_B, missing_B, column.signed, timestamps=column.timestamps), errors
-    numbers_B = np.full(rows, np.nan)
-    numbers_B[single_B] = column.values_N[first_T]
-    return NumberColumn(numbers_B, precision=column.precision), errors
+        values = {"starts_N": spread(column.starts_N, 0), "ends_N": spread(column.ends_N, 0)}
+    elif isinstance(column, IntegerColumn):
+        values = {"values_N": spread(column.values_N, 0), "missing_N": spread(column.missing_N, True)}
+    else:
+        values = {"values_N": spread(column.values_N, np.nan)}
+    return replace(column, offsets_B1=None, **values), errors

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from collections.abc import Set as AbstractSet
-from contextlib import suppress
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -17,25 +16,16 @@ from numpy.typing import NDArray
 
 from clickline.features import encoder_kernels
 from clickline.features.encoder import Encoder
-from clickline.features.feature_spec import MAX_SPREADS, DenseField, FeatureSpec
+from clickline.features.feature_spec import FeatureSpec
 from clickline.features.raw_columns import (
     ValidationErrors,
     canonical_text,
     concatenate_texts,
+    exact_integers,
     exact_number,
     missing_numbers,
 )
-from clickline.features.request_kernels import (
-    LOG1P,
-    LOG2,
-    QUANTILES,
-    SCALE,
-    SCALE_LOG1P,
-    CategoryPlan,
-    MissingValues,
-    NumberPlan,
-    encode_fields,
-)
+from clickline.features.request_kernels import CategoryPlan, MissingValues, NumberPlan, encode_fields
 from clickline.records import (
     FEATURE_ID,
     FLOAT32,
@@ -50,11 +40,7 @@ from clickline.records import (
     RequestRows,
     SlotIds,
     TextColumn,
-    category_text,
 )
-
-_MAX_SUBSETS = 64  # cached encoders
-_KERNELS = {"log1p": LOG1P, "robust": SCALE_LOG1P}  # all others only scale
 
 
 @dataclass(frozen=True)
@@ -75,21 +61,17 @@ class EncodedRequest:
         return EncodedRows(self.rows, self.dense_DB, slots)
 
 
-class SubsetEncoder:
-    """Encodes the fields that come from a subset of the columns. Safe to share between threads."""
+class RequestEncoder:
+    """Encodes requests by a `FeatureSpec`: all fields, or those that come from a subset of the columns. Safe to share
+    between threads."""
 
-    def __init__(self, spec: FeatureSpec, columns: frozenset[str]) -> None:
+    def __init__(self, spec: FeatureSpec, columns: frozenset[str] | None = None) -> None:
+        """Fails now, not at the first request, if statistics are missing."""
         place = {name: c for c, name in enumerate(spec.columns)}
+        columns = frozenset(place) if columns is None else columns
         self.dense = tuple(d for d, field in enumerate(spec.dense) if field.column in columns)
         self.slots = tuple(s for s, slot in enumerate(spec.slots) if slot.column in columns)
-        part = replace(
-            spec,
-            dense=tuple(spec.dense[d] for d in self.dense),
-            slots=tuple(spec.slots[s] for s in self.slots),
-        )
-        no_rows = RawRows(0, {}, np.zeros(0, dtype=np.int64))
-        Encoder(part).encode(no_rows)  # fails now, not at the first request, if statistics are missing
-        self._spec = part
+        part = self._spec = spec.subset(columns)
         # The same for values that arrive as feature ids, the hashes of their text.
         self._hashed = replace(
             part,
@@ -122,20 +104,18 @@ class SubsetEncoder:
         buckets = [s for s in range(len(part.slots)) if s not in set(named)]
         numbers = dict.fromkeys([f.column for f in part.dense] + [part.slots[s].column for s in buckets])
         order = {name: p for p, name in enumerate(numbers)}
-        statistics = [part.slots[s].statistics for s in buckets]
-        edges = [() if one is None else one.edges for one in statistics]
-        log2 = [part.slots[s].source == "log2" for s in buckets]
+        edges = [np.zeros(0, dtype=np.float32), *(part.slots[s].edges_E for s in buckets)]
         self._numbers = NumberPlan(
             longs([place[name] for name in numbers]),
             longs([order[field.column] for field in part.dense]),
-            longs([_KERNELS.get(f.transform, SCALE) for f in part.dense]),
-            np.array([_scaling(field) for field in part.dense], dtype=np.float64).reshape(-1, 4),
+            longs([field.kernel for field in part.dense]),
+            np.array([field.scaling for field in part.dense], dtype=np.float64).reshape(-1, 4),
             longs([order[part.slots[s].column] for s in buckets]),
-            longs([LOG2 if two else QUANTILES for two in log2]),
+            np.array([part.slots[s].source == "log2" for s in buckets], dtype=np.bool_),
             longs(buckets),
             salts(buckets),
-            np.array([edge for some in edges for edge in some], dtype=np.float32),
-            longs([0, *np.cumsum([len(some) for some in edges]).tolist()]),
+            np.concatenate(edges),
+            np.cumsum([edges_E.size for edges_E in edges], dtype=np.int64),
         )
 
     def encode_arrays(self, rows: RequestRows) -> tuple[EncodedRequest, list[ValidationErrors]]:
@@ -188,14 +168,10 @@ class SubsetEncoder:
         """Encode these columns with the ordinary `Encoder`, and store the results."""
         dense = [d for d, field in enumerate(spec.dense) if field.column in columns]
         slots = [s for s, slot in enumerate(spec.slots) if slot.column in columns]
-        subset = replace(
-            spec,
-            dense=tuple(spec.dense[d] for d in dense),
-            slots=tuple(spec.slots[s] for s in slots),
-        )
         found = {name: _raw_column(rows, name, self._place[name]) for name in columns}
         raw = {name: column for name, column in found.items() if column is not None}
-        encoded, errors = Encoder(subset).encode(RawRows(rows.rows, raw, np.arange(1, rows.rows + 1)))
+        raw_rows = RawRows(rows.rows, raw, np.arange(1, rows.rows + 1))
+        encoded, errors = Encoder(spec.subset(columns)).encode(raw_rows)
         dense_DB[dense] = encoded.dense_DB
         for s, ids in zip(slots, encoded.slots, strict=True):
             if ids.offsets_B1 is None:
@@ -203,31 +179,6 @@ class SubsetEncoder:
             else:
                 multi[s] = ids
         return errors
-
-
-class RequestEncoder:
-    """Encodes requests by a `FeatureSpec`. Safe to share between threads."""
-
-    def __init__(self, spec: FeatureSpec) -> None:
-        self.spec = spec
-        self.full = SubsetEncoder(spec, frozenset(spec.columns))
-        self._subsets: dict[frozenset[str], SubsetEncoder] = {}
-
-    def for_columns(self, columns: frozenset[str]) -> SubsetEncoder:
-        """The encoder for the fields that come from these columns."""
-        part = self._subsets.get(columns)
-        if part is None:
-            part = SubsetEncoder(self.spec, columns)
-            if len(self._subsets) >= _MAX_SUBSETS:  # clients use few sets of columns; more of them cost time
-                self._subsets = {}
-            self._subsets[columns] = part
-        return part
-
-    def encode(
-        self, rows: RequestRows, columns: frozenset[str] | None = None
-    ) -> tuple[EncodedRows, list[ValidationErrors]]:
-        """Ids and floats of `rows`, and the errors of values that could not be encoded."""
-        return (self.full if columns is None else self.for_columns(columns)).encode(rows)
 
 
 def _raw_column(rows: RequestRows, name: str, c: int) -> RawColumn | None:
@@ -247,38 +198,13 @@ def _raw_column(rows: RequestRows, name: str, c: int) -> RawColumn | None:
     return None
 
 
-def _scaling(field: DenseField) -> tuple[float, float, float, float]:
-    """Shift, factor and bounds for `encoder_kernels.scale`."""
-    statistics = field.statistics
-    if statistics is not None and field.transform == "minmax":
-        span = statistics.high - statistics.low
-        return statistics.low, 1.0 / span if span > 0 else 0.0, 0.0, 1.0
-    if statistics is not None and field.transform == "zscore":
-        return (
-            statistics.mean,
-            1.0 / statistics.deviation if statistics.deviation > 0 else 0.0,
-            -np.inf,
-            np.inf,
-        )
-    if statistics is not None and field.transform == "robust":
-        factor = 1.0 / statistics.spread if statistics.spread > 0 else 0.0
-        return statistics.median, factor, -MAX_SPREADS, MAX_SPREADS
-    return 0.0, 1.0, -np.inf, np.inf
-
-
 def _missing(texts: tuple[str, ...]) -> MissingValues:
     """The values that mean missing: the texts, the integers and floats with such a text, the numbers they denote."""
     encoded = [canonical_text(text) for text in texts]
     floats = [number for number in map(exact_number, encoded) if number is not None]
-    integers: list[int] = []
-    for text in encoded:
-        with suppress(ValueError):
-            integer = int(text)
-            if category_text(integer) == text and -(2**63) <= integer < 2**63:
-                integers.append(integer)
     return MissingValues(
         *concatenate_texts(texts),
-        np.array(integers, dtype=np.int64),
+        np.array(exact_integers(encoded, signed=True), dtype=np.int64),
         np.array(floats, dtype=np.float64),
         np.array([_feature_id(text) for text in encoded], dtype=np.uint64),
         missing_numbers(texts)[1],

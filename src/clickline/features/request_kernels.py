@@ -7,7 +7,7 @@ ordinary `Encoder` then encodes that column.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,9 +15,6 @@ from numpy.typing import NDArray
 from clickline.features import encoder_kernels
 from clickline.numba_cache import njit
 from clickline.records import ABSENT, FEATURE_ID, INTEGER, TEXT
-
-LOG1P, SCALE, SCALE_LOG1P = 0, 1, 2
-LOG2, QUANTILES = 0, 1
 
 Offsets = NDArray[np.int64]
 Ids = NDArray[np.uint64]
@@ -48,10 +45,10 @@ class NumberPlan(NamedTuple):
 
     columns_P: Offsets
     dense_from_D: Offsets  # index in columns_P
-    transform_D: Offsets
-    scale_D4: NDArray[np.float64]  # shift, factor, low, high
+    kernel_D: Offsets
+    scaling_D4: NDArray[np.float64]  # shift, factor, low, high
     bucket_from_K: Offsets  # index in columns_P
-    bucket_by_K: Offsets
+    log2_K: NDArray[np.bool_]
     places_K: Offsets  # row in ids_SB
     salts_K: Ids
     edges: NDArray[np.float32]
@@ -59,7 +56,7 @@ class NumberPlan(NamedTuple):
 
 
 @njit(cache=True, nogil=True, inline="always")
-def _is_one_of(value: float, values_M: NDArray[np.float64]) -> bool:
+def _is_one_of(value: Any, values_M: NDArray[Any]) -> bool:
     found = False
     for m in range(values_M.size):
         found |= values_M[m] == value
@@ -67,19 +64,9 @@ def _is_one_of(value: float, values_M: NDArray[np.float64]) -> bool:
 
 
 @njit(cache=True, nogil=True)
-def _encode_categories(
-    data: NDArray[np.uint8],
-    kind_C: NDArray[np.uint8],
-    starts_CB: Offsets,
-    ends_CB: Offsets,
-    numbers_CB: NDArray[np.float64],
-    integers_CB: Offsets,
-    missing: MissingValues,
-    plan: CategoryPlan,
-    ids_SB: Ids,
-    slow_C: NDArray[np.bool_],
-) -> None:
+def _encode_categories(inputs: Any, plan: CategoryPlan, ids_SB: Ids, slow_C: NDArray[np.bool_]) -> None:
     """Ids of every slot whose values are text or feature ids, one per row."""
+    data, kind_C, starts_CB, ends_CB, numbers_CB, integers_CB, missing = inputs
     rows = ids_SB.shape[1]
     values_B = np.empty(rows, dtype=np.uint64)
     missing_B = np.empty(rows, dtype=np.bool_)
@@ -110,18 +97,16 @@ def _encode_categories(
         elif kind == FEATURE_ID:
             for row in range(rows):
                 values_B[row] = np.uint64(integers_CB[c, row])
-                missing_B[row] = values_B[row] == np.uint64(0)
-                for t in range(missing.feature_ids_T.size):
-                    missing_B[row] |= missing.feature_ids_T[t] == values_B[row]
+                missing_B[row] = values_B[row] == np.uint64(0) or _is_one_of(
+                    values_B[row], missing.feature_ids_T
+                )
             encoder_kernels.mix_feature_ids(values_B, missing_B, salt, ids_B)
         else:
             if kind == INTEGER:
                 for row in range(rows):
                     value = integers_CB[c, row]
                     values_B[row] = np.uint64(value)
-                    missing_B[row] = False
-                    for m in range(missing.integers_M.size):
-                        missing_B[row] |= missing.integers_M[m] == value
+                    missing_B[row] = _is_one_of(value, missing.integers_M)
             else:
                 for row in range(rows):
                     number = numbers_CB[c, row]
@@ -140,19 +125,10 @@ def _encode_categories(
 
 @njit(cache=True, nogil=True)
 def _encode_numbers(
-    data: NDArray[np.uint8],
-    kind_C: NDArray[np.uint8],
-    starts_CB: Offsets,
-    ends_CB: Offsets,
-    numbers_CB: NDArray[np.float64],
-    integers_CB: Offsets,
-    missing: MissingValues,
-    plan: NumberPlan,
-    dense_DB: NDArray[np.float32],
-    ids_SB: Ids,
-    slow_C: NDArray[np.bool_],
+    inputs: Any, plan: NumberPlan, dense_DB: NDArray[np.float32], ids_SB: Ids, slow_C: NDArray[np.bool_]
 ) -> None:
     """Floats of every dense field and ids of every bucket; each column is read once."""
+    data, kind_C, starts_CB, ends_CB, numbers_CB, integers_CB, missing = inputs
     rows = dense_DB.shape[1]
     raw_PB = np.empty((plan.columns_P.size, rows), dtype=np.float32)
     status_B = np.empty(rows, dtype=np.uint8)
@@ -186,22 +162,11 @@ def _encode_numbers(
             encoder_kernels.mask_missing_numbers(raw_B, missing.numbers_M)
     for d in range(plan.dense_from_D.size):
         raw_B = raw_PB[plan.dense_from_D[d]]
-        if plan.transform_D[d] == LOG1P:
-            encoder_kernels.signed_log1p(raw_B, dense_DB[d])
-        else:
-            shift, factor, low, high = plan.scale_D4[d]
-            encoder_kernels.scale(raw_B, shift, factor, low, high, dense_DB[d])
-            if plan.transform_D[d] == SCALE_LOG1P:
-                encoder_kernels.signed_log1p(dense_DB[d], dense_DB[d])
+        encoder_kernels.transform(plan.kernel_D[d], plan.scaling_D4[d], raw_B, dense_DB[d])
     for k in range(plan.bucket_from_K.size):
         raw_B = raw_PB[plan.bucket_from_K[k]]
-        ids_B = ids_SB[plan.places_K[k]]
-        if plan.bucket_by_K[k] == LOG2:
-            encoder_kernels.bucket_by_log2(raw_B, plan.salts_K[k], ids_B)
-        else:
-            encoder_kernels.bucket_by_edges(
-                raw_B, plan.edges[plan.edges_K1[k] : plan.edges_K1[k + 1]], plan.salts_K[k], ids_B
-            )
+        edges_E = plan.edges[plan.edges_K1[k] : plan.edges_K1[k + 1]]
+        encoder_kernels.bucket(plan.log2_K[k], edges_E, plan.salts_K[k], raw_B, ids_SB[plan.places_K[k]])
 
 
 @njit(cache=True, nogil=True)
@@ -221,5 +186,5 @@ def encode_fields(
 ) -> None:
     """Ids and floats of every field with one value per row; columns that are not done are marked in `slow_C`."""
     inputs = (data, kind_C, starts_CB, ends_CB, numbers_CB, integers_CB, missing)
-    _encode_categories(*inputs, categories, ids_SB, slow_C)
-    _encode_numbers(*inputs, numbers, dense_DB, ids_SB, slow_C)
+    _encode_categories(inputs, categories, ids_SB, slow_C)
+    _encode_numbers(inputs, numbers, dense_DB, ids_SB, slow_C)

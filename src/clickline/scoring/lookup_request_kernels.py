@@ -14,9 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from clickline.embedding.index import mix
-from clickline.embedding.raw_memory import Int, u64_at
 from clickline.embedding.serving import shards_of
-from clickline.embedding.serving.low_precision import int8_at
+from clickline.kernel_intrinsics import Int, int8_at, u64_at
 from clickline.numba_cache import njit
 
 _FOUND, _USED = 1, 2

@@ -13,12 +13,10 @@ from contextlib import nullcontext
 from typing import Literal
 
 import numpy as np
-from numpy.typing import NDArray
 
 from clickline.artifacts.version import VersionManifest
-from clickline.embedding.jagged_ids import JaggedIds
 from clickline.embedding.raw_memory import address
-from clickline.embedding.serving import GatherPlan, PartShape, Precision, pool, row_bytes
+from clickline.embedding.serving import GatherBatch, PartShape, Precision, pool, row_bytes
 from clickline.errors import ArtifactError, RequestRefused
 from clickline.scoring.lookup_pool import LookupPool, LookupStats, ShardRequest
 from clickline.scoring.lookup_request_kernels import CallBuffers, RowCache, build_requests, locate_rows
@@ -85,15 +83,8 @@ class RemoteRows:
             lookups, manifest.number, manifest.parts, manifest.table_precision, missing=missing, cache=cache
         )
 
-    def gather(
-        self,
-        plan: GatherPlan,
-        jagged: JaggedIds,
-        rows: int,
-        inputs_BI: NDArray[np.float32],
-        wide_B: NDArray[np.float32],
-        misses_S: NDArray[np.int64],
-    ) -> None:
+    def gather(self, batch: GatherBatch) -> None:
+        plan, jagged = batch.plan, batch.jagged
         if jagged.offsets_at_S.size != plan.slots:  # kernels do not check their arrays
             raise ValueError(f"{jagged.offsets_at_S.size} slots given, the plan has {plan.slots}")
         call = self._buffers(jagged.ids_N.size)
@@ -101,13 +92,9 @@ class RemoteRows:
         for part, slots in plan.by_part:
             part_S[slots.slots_G] = part
         with self._cache_lock:
+            header_words = lookup_keys_at(len(self._parts)) // 8
             distinct, hits = build_requests(
-                jagged.ids_N,
-                jagged.starts_S1,
-                part_S,
-                lookup_keys_at(len(self._parts)) // 8,
-                call,
-                self._cache,
+                jagged.ids_N, jagged.starts_S1, part_S, header_words, call, self._cache
             )
         requests = self._shard_requests(call)
         address_N = np.empty(jagged.ids_N.size, dtype=np.int64)
@@ -122,7 +109,7 @@ class RemoteRows:
                     answer_H[request.shard] = address(request.answer.buffer.bytes) + LOOKUP_ROWS_AT
             with self._cache_lock:
                 defaulted = locate_rows(distinct, answer_H, self._width_P, call, self._cache, address_N)
-            pool(self._parts, self._precision, plan, jagged, rows, address_N, inputs_BI, wide_B, misses_S)
+            pool(self._parts, self._precision, batch, address_N)
         finally:
             self._lookups.release(requests)
         stats = LookupStats(keys=distinct - hits, default_lookups=defaulted)

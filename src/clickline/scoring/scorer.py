@@ -21,10 +21,10 @@ from numpy.typing import NDArray
 
 from clickline.artifacts.version import VersionManifest
 from clickline.embedding.jagged_ids import JaggedIds, to_jagged
-from clickline.embedding.serving import GatherPlan, ServingTable, gather_plan
+from clickline.embedding.serving import GatherBatch, GatherPlan, ServingTable, gather_plan
 from clickline.errors import ArtifactError, RequestRefused
 from clickline.features import ValidationErrors
-from clickline.features.request_encoder import EncodedRequest, RequestEncoder, SubsetEncoder
+from clickline.features.request_encoder import EncodedRequest, RequestEncoder
 from clickline.models.calibration import Calibration, calibration_from_json
 from clickline.records import ABSENT, EncodedRows, LabelledRows, RequestRows
 from clickline.scoring.onnx_network import OnnxNetwork, SplitNetwork
@@ -54,16 +54,8 @@ class Scores:
 class RowSource(Protocol):
     """Where the embedding rows of ids come from: mapped files, or lookup servers."""
 
-    def gather(
-        self,
-        plan: GatherPlan,
-        jagged: JaggedIds,
-        rows: int,
-        inputs_BI: Floats,
-        wide_B: Floats,
-        misses_S: NDArray[np.int64],
-    ) -> None:
-        """Pool the vectors of each slot into its columns of `inputs_BI`, set `wide_B`, count misses."""
+    def gather(self, batch: GatherBatch) -> None:
+        """Find the rows of a batch, and pool them."""
 
     def close(self) -> None:
         """Release all resources."""
@@ -73,7 +65,7 @@ class RowSource(Protocol):
 class _FieldGroup:
     """A subset of the fields with its own input matrix: dense floats after the vectors."""
 
-    encoder: SubsetEncoder
+    encoder: RequestEncoder
     plan: GatherPlan
     slots: NDArray[np.int64]  # indices of the model's slots
     columns: tuple[int, ...]  # column of each input in the full input matrix
@@ -174,7 +166,7 @@ class Scorer:
 
     def predict(self, rows: RequestRows) -> Scores:
         """Score a request's rows."""
-        encoded, errors = self._encoder.full.encode_arrays(rows)
+        encoded, errors = self._encoder.encode_arrays(rows)
         _raise_first(errors)
         if rows.rows > _CHUNK_ROWS:
             return self.score(encoded.by_slot())
@@ -249,7 +241,7 @@ class Scorer:
         wide_B = np.empty(rows, dtype=np.float32)
         with self._buffer(rows, self._network.width) as inputs_BI:
             inputs_BI[:, self._vectors :] = dense_DB.T
-            self._source.gather(self._plan, jagged, rows, inputs_BI, wide_B, self.misses_S)
+            self._source.gather(GatherBatch(self._plan, jagged, inputs_BI, wide_B, self.misses_S))
             self.lookups_S += np.diff(jagged.starts_S1)
             return self._network.logits(inputs_BI, wide_B)
 
@@ -269,7 +261,7 @@ class Scorer:
         inputs_BI[:, group.vectors :] = encoded.dense_DB.T
         jagged = _jagged(encoded)
         misses_S = np.zeros(group.slots.size, dtype=np.int64)
-        self._source.gather(group.plan, jagged, rows.rows, inputs_BI, wide_B, misses_S)
+        self._source.gather(GatherBatch(group.plan, jagged, inputs_BI, wide_B, misses_S))
         self.misses_S[group.slots] += misses_S
         self.lookups_S[group.slots] += np.diff(jagged.starts_S1)
         return wide_B
@@ -328,8 +320,7 @@ class Scorer:
 
     def _make_split(self, own_C: NDArray[np.bool_]) -> _Split:
         names = frozenset(name for name, own in zip(self.columns, own_C, strict=True) if own)
-        own = self._field_group(self._encoder.for_columns(names))
-        shared = self._field_group(self._encoder.for_columns(frozenset(self.columns) - names))
+        own, shared = self._field_group(names), self._field_group(frozenset(self.columns) - names)
         return _Split(own_C, ~own_C, own, shared, self._network.split(own.columns, shared.columns))
 
     def _rank_unsplit(
@@ -349,7 +340,8 @@ class Scorer:
         )
         return self.score(EncodedRows(candidates.rows, dense_DB, slots))
 
-    def _field_group(self, encoder: SubsetEncoder) -> _FieldGroup:
+    def _field_group(self, columns_taken: frozenset[str]) -> _FieldGroup:
+        encoder = RequestEncoder(self.features, columns_taken)
         slots = np.array(encoder.slots, dtype=np.int64)
         dims = [self.manifest.slots[s].dim for s in slots]
         starts = np.cumsum([0, *dims])

@@ -8,21 +8,9 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from clickline.embedding.raw_memory import Int
+from clickline.kernel_intrinsics import Int, f32_from_bits, load_f32, load_f64, load_u16, load_u32, load_u64
 from clickline.numba_cache import njit
-from clickline.protobuf_wire import (
-    Bytes,
-    bits_f32,
-    load_f32,
-    load_f64,
-    load_u16,
-    load_u32,
-    load_u64,
-    read_span,
-    read_tag,
-    read_varint,
-    skip_field,
-)
+from clickline.protobuf_wire import Bytes, read_span, read_tag, read_varint, skip_field
 from clickline.records import ABSENT
 from clickline.wire.tensor_layout import (
     BEGIN,
@@ -61,8 +49,8 @@ def _half_to_float(bits: Int) -> Int:
         value = np.float32(fraction) * np.float32(2.0**-24)
         return -value if sign else value
     if exponent == np.uint32(31):
-        return bits_f32(sign | np.uint32(0x7F800000) | fraction << np.uint32(13))
-    return bits_f32(sign | (exponent + np.uint32(112)) << np.uint32(23) | fraction << np.uint32(13))
+        return f32_from_bits(sign | np.uint32(0x7F800000) | fraction << np.uint32(13))
+    return f32_from_bits(sign | (exponent + np.uint32(112)) << np.uint32(23) | fraction << np.uint32(13))
 
 
 @njit(cache=True, nogil=True)
@@ -74,7 +62,7 @@ def _store_varint(
     elif element == F16:
         numbers_N[n] = _half_to_float(np.int64(value & np.uint64(0xFFFF)))
     elif element == BF16:
-        numbers_N[n] = bits_f32(np.uint32(value & np.uint64(0xFFFF)) << np.uint32(16))
+        numbers_N[n] = f32_from_bits(np.uint32(value & np.uint64(0xFFFF)) << np.uint32(16))
     elif element in (I64, U64):
         integers_N[n] = np.int64(value)
     elif element == U32:
@@ -131,7 +119,7 @@ def _decode_raw(
             numbers_N[n] = _half_to_float(np.int64(load_u16(data, pos + 2 * n)))
     elif element == BF16:
         for n in range(count):
-            numbers_N[n] = bits_f32(np.uint32(load_u16(data, pos + 2 * n)) << np.uint32(16))
+            numbers_N[n] = f32_from_bits(np.uint32(load_u16(data, pos + 2 * n)) << np.uint32(16))
     else:
         for n in range(count):
             length = np.int64(load_u32(data, pos))

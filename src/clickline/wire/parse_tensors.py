@@ -9,13 +9,12 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from clickline.embedding.raw_memory import Int
+from clickline.kernel_intrinsics import Int, load_u32
 from clickline.numba_cache import njit
 from clickline.protobuf_wire import (
     Bytes,
     count_packed,
     find_name,
-    load_u32,
     read_span,
     read_tag,
     read_varint,
@@ -74,10 +73,8 @@ def find_fields(data: Bytes, wanted: Int, spans_P3: Indices) -> Int:
     pos = 0
     end = data.size
     count = 0
-    while pos < end:
+    while 0 <= pos < end:
         key, pos = read_tag(data, pos, end)
-        if pos < 0:
-            return -1
         if (key & 7 == 2 or key & 7 == 0) and key >> 3 < 63 and wanted >> (key >> 3) & 1:
             if key & 7 == 2:
                 start, pos = read_span(data, pos, end)
@@ -91,13 +88,11 @@ def find_fields(data: Bytes, wanted: Int, spans_P3: Indices) -> Int:
             count += 1
         else:
             pos = skip_field(data, key, pos, end)
-        if pos < 0:
-            return -1
-    return count
+    return count if pos >= 0 else -1
 
 
 @njit(cache=True, nogil=True)
-def _count_values(data: Bytes, key: Int, pos: Int, end: Int, wire_F: Indices, counts_F: Indices) -> Int:
+def count_values(data: Bytes, key: Int, pos: Int, end: Int, wire_F: Indices, counts_F: Indices) -> Int:
     """Skip one field of a message with lists of values, and count its values."""
     field = key >> 3
     wire = wire_F[field] if field < wire_F.size else 0
@@ -105,12 +100,7 @@ def _count_values(data: Bytes, key: Int, pos: Int, end: Int, wire_F: Indices, co
         return skip_field(data, key, pos, end)
     if key & 7 == 2:
         start, stop = read_span(data, pos, end)
-        if stop < 0:
-            return -1
-        if wire == 2:
-            counts_F[field] += 1
-            return stop
-        count = count_packed(data, start, stop, 0 if wire == 1 else wire)
+        count = 1 if wire == 2 else count_packed(data, start, stop, 0 if wire == 1 else wire)
         counts_F[field] += count
         return -1 if count < 0 else stop
     after = skip_field(data, key, pos, end)
@@ -122,32 +112,24 @@ def _count_values(data: Bytes, key: Int, pos: Int, end: Int, wire_F: Indices, co
 @njit(cache=True, nogil=True)
 def _parse_shape(data: Bytes, pos: Int, end: Int, header: Header) -> bool:
     """Parse a TensorShapeProto: its rank and first two dimensions. False: malformed."""
-    while pos < end:
+    while 0 <= pos < end:
         key, pos = read_tag(data, pos, end)
-        if pos < 0:
-            return False
         if key != 0x12:
             pos = skip_field(data, key, pos, end)
-            if pos < 0:
-                return False
             continue
-        pos, stop = read_span(data, pos, end)
-        if pos < 0:
-            return False
+        at, pos = read_span(data, pos, end)
         size = np.int64(0)
-        while pos < stop:
-            key, pos = read_tag(data, pos, stop)
-            if pos < 0:
-                return False
+        while 0 <= at < pos:
+            key, at = read_tag(data, at, pos)
             if key == 0x08:
-                value, pos = read_varint(data, pos, stop)
+                value, at = read_varint(data, at, pos)
                 size = np.int64(value)
             else:
-                pos = skip_field(data, key, pos, stop)
-            if pos < 0:
-                return False
+                at = skip_field(data, key, at, pos)
+        if at < 0:
+            return False
         _add_dimension(header, size)
-    return True
+    return pos >= 0
 
 
 @njit(cache=True, nogil=True)
@@ -171,7 +153,7 @@ def _reset_header(header: Header, begin: Int, end: Int) -> None:
 @njit(cache=True, nogil=True)
 def _parse_tensor(data: Bytes, pos: Int, end: Int, header: Header, counts_F: Indices) -> bool:
     """Parse the header of a TensorProto and count its values. False: malformed."""
-    while pos < end:
+    while 0 <= pos < end:
         # A short text: most of most requests.
         if data[pos] == 0x42 and pos + 1 < end and data[pos + 1] < 0x80:
             pos += 2 + np.int64(data[pos + 1])
@@ -180,23 +162,19 @@ def _parse_tensor(data: Bytes, pos: Int, end: Int, header: Header, counts_F: Ind
             counts_F[8] += 1
             continue
         key, pos = read_tag(data, pos, end)
-        if pos < 0:
-            return False
         if key == 0x08:
             value, pos = read_varint(data, pos, end)
             header[TYPE] = np.int64(np.int32(value))
         elif key == 0x12:
             start, pos = read_span(data, pos, end)
-            if pos >= 0 and not _parse_shape(data, start, pos, header):
+            if not _parse_shape(data, start, pos, header):
                 return False
         elif key == 0x22:
             header[CONTENT_BEGIN], pos = read_span(data, pos, end)
             header[CONTENT_END] = pos
         else:
-            pos = _count_values(data, key, pos, end, TENSOR_WIRE, counts_F)
-        if pos < 0:
-            return False
-    return True
+            pos = count_values(data, key, pos, end, TENSOR_WIRE, counts_F)
+    return pos >= 0
 
 
 @njit(cache=True, nogil=True)
@@ -214,37 +192,28 @@ def parse_predict(
     header = np.empty(HEADER_FIELDS, dtype=np.int64)
     pos = 0
     end = data.size
-    while pos < end:
+    while 0 <= pos < end:
         key, pos = read_tag(data, pos, end)
-        if pos < 0:
-            return MALFORMED, 0, 0
         if key != map_tag:
             pos = skip_field(data, key, pos, end)
-            if pos < 0:
-                return MALFORMED, 0, 0
             continue
-        pos, stop = read_span(data, pos, end)
-        if pos < 0:
-            return MALFORMED, 0, 0
-        _reset_header(header, pos, stop)
+        at, pos = read_span(data, pos, end)
+        _reset_header(header, at, pos)
         counts_F[:] = 0
-        name, name_end = pos, pos
-        while pos < stop:
-            key, pos = read_tag(data, pos, stop)
-            if pos < 0:
-                return MALFORMED, name, name_end
+        name, name_end = at, at
+        while 0 <= at < pos:
+            key, at = read_tag(data, at, pos)
             if key == 0x0A:
-                start, pos = read_span(data, pos, stop)
-                if pos >= 0:
-                    name, name_end = start, pos
+                name, name_end = read_span(data, at, pos)
+                at = name_end
             elif key == MAP_VALUE:
-                start, pos = read_span(data, pos, stop)
-                if pos >= 0 and not _parse_tensor(data, start, pos, header, counts_F):
-                    return MALFORMED, name, name_end
+                start, at = read_span(data, at, pos)
+                if not _parse_tensor(data, start, at, header, counts_F):
+                    at = -1
             else:
-                pos = skip_field(data, key, pos, stop)
-            if pos < 0:
-                return MALFORMED, name, name_end
+                at = skip_field(data, key, at, pos)
+        if at < 0:
+            return MALFORMED, name, name_end
         c = find_name(data, name, name_end, names, name_ends_C1, name_slots)
         if c < 0:
             if not ignore_unknown:
@@ -263,7 +232,7 @@ def parse_predict(
         elif header[COUNT] == 1 and header[RANK] >= 1 and header[WIDTH] == 1 and header[ROWS] > 1:
             header[COUNT] = header[ROWS]  # a list with one value fills the tensor
         header_CF[c] = header
-    return OK, 0, 0
+    return (OK if pos >= 0 else MALFORMED), 0, 0
 
 
 @njit(cache=True, nogil=True)
@@ -285,26 +254,22 @@ def _element_of_name(data: Bytes, start: Int, end: Int) -> Int:
 def _parse_input(data: Bytes, pos: Int, end: Int, header: Header, counts_F: Indices) -> tuple[Int, Int]:
     """Parse the header of an InferInputTensor and count its values. Returns the span of its name; end -1: malformed."""
     name, name_end = pos, pos
-    while pos < end:
+    while 0 <= pos < end:
         key, pos = read_tag(data, pos, end)
-        if pos < 0:
-            return name, -1
         if key == 0x0A:
-            start, pos = read_span(data, pos, end)
-            if pos >= 0:
-                name, name_end = start, pos
+            name, name_end = read_span(data, pos, end)
+            pos = name_end
         elif key == 0x12:
             start, pos = read_span(data, pos, end)
-            if pos >= 0:
-                header[ELEMENT] = _element_of_name(data, start, pos)
-                header[TYPE] = start << 32 | pos
+            header[ELEMENT] = _element_of_name(data, start, pos)
+            header[TYPE] = start << 32 | pos
         elif key == 0x1A:
             at, pos = read_span(data, pos, end)
             while 0 <= at < pos:
                 value, at = read_varint(data, at, pos)
                 _add_dimension(header, np.int64(value))
             if at < 0:
-                return name, -1
+                pos = -1
         elif key == 0x18:
             value, pos = read_varint(data, pos, end)
             _add_dimension(header, np.int64(value))
@@ -312,15 +277,12 @@ def _parse_input(data: Bytes, pos: Int, end: Int, header: Header, counts_F: Indi
             at, pos = read_span(data, pos, end)
             while 0 <= at < pos:
                 key, at = read_tag(data, at, pos)
-                if at >= 0:
-                    at = _count_values(data, key, at, pos, CONTENTS_WIRE, counts_F)
+                at = count_values(data, key, at, pos, CONTENTS_WIRE, counts_F)
             if at < 0:
-                return name, -1
+                pos = -1
         else:
             pos = skip_field(data, key, pos, end)
-        if pos < 0:
-            return name, -1
-    return name, name_end
+    return name, (name_end if pos >= 0 else -1)
 
 
 @njit(cache=True, nogil=True)
@@ -354,14 +316,13 @@ def parse_infer(
     pos = 0
     inputs = 0
     raws = 0
-    while pos < end:  # count the inputs and raw contents
+    while 0 <= pos < end:  # count the inputs and raw contents
         key, pos = read_tag(data, pos, end)
-        if pos >= 0:
-            pos = skip_field(data, key, pos, end)
-        if pos < 0:
-            return MALFORMED, 0, 0, 0, 0
+        pos = skip_field(data, key, pos, end)
         inputs += key == 0x2A
         raws += key == 0x3A
+    if pos < 0:
+        return MALFORMED, 0, 0, 0, 0
     raw_begins_R = np.empty(raws, dtype=np.int64)
     raw_ends_R = np.empty(raws, dtype=np.int64)
     pos = 0

@@ -21,6 +21,7 @@ from clickline.embedding import (
 )
 from clickline.embedding.jagged_ids import to_jagged
 from clickline.embedding.serving import (
+    GatherBatch,
     PartShape,
     ServingTable,
     gather_plan,
@@ -109,7 +110,7 @@ def test_gather_equals_the_tables_it_was_made_from(seed: int, tmp_path: Path) ->
             tables.gather(batch, expected, expected_wide, train=False)
             inputs, wide_B = np.full((rows, tables.width + 3), 7, np.float32), np.full(rows, 5, np.float32)
             misses = np.full(len(SLOTS), 100, np.int64)
-            opened.gather(plan, to_jagged(batch, rows), rows, inputs, wide_B, misses)
+            opened.gather(GatherBatch(plan, to_jagged(batch, rows), inputs, wide_B, misses))
             assert inputs.tobytes() == expected.tobytes()
             assert wide_B.tobytes() == expected_wide.tobytes()
             for s, ids in enumerate(batch):
@@ -132,7 +133,8 @@ def test_a_plan_may_have_some_slots_in_any_column(tmp_path: Path) -> None:
     tables.gather(batch, expected, wide, train=False)
     inputs, misses = np.full((50, 30), -1, np.float32), np.zeros(3, np.int64)
     with ServingTable.open([tmp_path / "table"]) as opened:
-        opened.gather(plan, to_jagged([batch[s] for s in chosen], 50), 50, inputs, wide, misses)
+        jagged = to_jagged([batch[s] for s in chosen], 50)
+        opened.gather(GatherBatch(plan, jagged, inputs, wide, misses))
     starts = np.cumsum([0, *(slot.dim for slot in SLOTS)])
     unchanged = np.ones(30, bool)
     for s in chosen:
@@ -163,7 +165,7 @@ def test_lower_precision_costs_at_most_its_rounding(precision: str, bound: float
         )
         with ServingTable.open([tmp_path / name]) as opened:
             assert opened.rows == sum(map(len, content))
-            opened.gather(plan, to_jagged(slots, 301), 301, inputs, wide, misses)
+            opened.gather(GatherBatch(plan, to_jagged(slots, 301), inputs, wide, misses))
         got[name] = inputs, wide
         assert misses.tolist() == [0, 1]
     assert got["exact"][1].tobytes() == got["packed"][1].tobytes()  # wide weights stay exact
@@ -190,7 +192,7 @@ def test_rows_fetched_from_another_machine_pool_the_same(precision: str, tmp_pat
     jagged = to_jagged(slots, 40)
     with ServingTable.open([tmp_path / "t"]) as opened:
         inputs, wide, misses = np.zeros((40, 12), np.float32), np.zeros(40, np.float32), np.zeros(2, np.int64)
-        opened.gather(plan, jagged, 40, inputs, wide, misses)
+        opened.gather(GatherBatch(plan, jagged, inputs, wide, misses))
     shard_N = np.empty(jagged.ids_N.size, np.int64)
     shards_of(jagged.ids_N, 3, shard_N)
     assert set(shard_N) == {0, 1, 2}
@@ -208,7 +210,7 @@ def test_rows_fetched_from_another_machine_pool_the_same(precision: str, tmp_pat
                 buffers.append(buffer)
                 address_N[own[found_N]] = rows_NW.ctypes.data + np.flatnonzero(found_N) * width
     again, wide_again, misses_again = np.zeros_like(inputs), np.zeros_like(wide), np.zeros_like(misses)
-    pool(parts, precision, plan, jagged, 40, address_N, again, wide_again, misses_again)  # type: ignore[arg-type]
+    pool(parts, precision, GatherBatch(plan, jagged, again, wide_again, misses_again), address_N)  # type: ignore[arg-type]
     assert again.tobytes() == inputs.tobytes() and wide_again.tobytes() == wide.tobytes()
     assert misses_again.tolist() == misses.tolist() == [20, 10]
 
@@ -241,7 +243,7 @@ def test_deltas_of_snapshots_follow_training(tmp_path: Path) -> None:
         tables.gather(batch, expected, expected_wide, train=False)
         inputs, wide, misses = np.empty_like(expected), np.empty_like(expected_wide), np.zeros(6, np.int64)
         with ServingTable.open(folders, work=tmp_path / "work") as opened:
-            opened.gather(plan, to_jagged(batch, 200), 200, inputs, wide, misses)
+            opened.gather(GatherBatch(plan, to_jagged(batch, 200), inputs, wide, misses))
             assert opened.rows == sum(report.ids for report in tables.report())
         assert inputs.tobytes() == expected.tobytes() and wide.tobytes() == expected_wide.tobytes()
 
@@ -263,15 +265,11 @@ def test_invalid_buffers_are_rejected(tmp_path: Path) -> None:
     plan = gather_plan(parts, [(0, 1, "sum", 0.0, [0.0, 0.0])])
     jagged = to_jagged([SlotIds(np.array([1, 2], np.uint64))], 2)
 
-    def arrays() -> dict[str, np.ndarray]:
-        return {
-            "inputs_BI": np.zeros((2, 3), np.float32),
-            "wide_B": np.zeros(2, np.float32),
-            "misses_S": np.zeros(1, np.int64),
-        }
-
+    batch = GatherBatch(
+        plan, jagged, np.zeros((2, 3), np.float32), np.zeros(2, np.float32), np.zeros(1, np.int64)
+    )
     opened = ServingTable.open([tmp_path / "t"])
-    opened.gather(plan, jagged, 2, **arrays())
+    opened.gather(batch)
     for wrong in (
         {"inputs_BI": np.zeros((2, 2), np.float32)},
         {"inputs_BI": np.zeros((3, 3), np.float32)},
@@ -284,14 +282,14 @@ def test_invalid_buffers_are_rejected(tmp_path: Path) -> None:
         {"jagged": to_jagged([SlotIds(np.array([1, 2], np.uint64))] * 2, 2)},
     ):
         with pytest.raises(ValueError, match=r"required|expected|got|ids"):
-            opened.gather(**{"plan": plan, "jagged": jagged, "rows": 2, **arrays(), **wrong})
+            opened.gather(batch._replace(**wrong))
     with pytest.raises(ValueError, match="expected"):
         opened.find(0, np.zeros(1, np.uint64), np.zeros((1, 8), np.uint8), np.zeros(1, bool))
     with pytest.raises(ValueError, match="column"):
         gather_plan(parts, [(0, 1, "sum", 0.0, [0.0])])
     opened.close()
     with pytest.raises(ValueError, match="closed"):
-        opened.gather(plan, jagged, 2, **arrays())
+        opened.gather(batch)
 
 
 def test_blocks_come_in_the_order_of_the_table(tmp_path: Path) -> None:

@@ -23,6 +23,7 @@ import yaml
 from clickline.artifacts.registry import Registry
 from clickline.embedding.jagged_ids import JaggedIds, to_jagged
 from clickline.embedding.serving import (
+    GatherBatch,
     GatherPlan,
     PartShape,
     RowBlock,
@@ -135,7 +136,7 @@ class Call:
         inputs_BI = np.full((self.rows, self.plan.width), np.nan, dtype=np.float32)
         wide_B = np.full(self.rows, np.nan, dtype=np.float32)
         misses_S = np.zeros(self.plan.slots, dtype=np.int64)
-        source.gather(self.plan, self.bags, self.rows, inputs_BI, wide_B, misses_S)
+        source.gather(GatherBatch(self.plan, self.bags, inputs_BI, wide_B, misses_S))
         return inputs_BI, wide_B, misses_S
 
 

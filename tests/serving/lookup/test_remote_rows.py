@@ -66,7 +66,7 @@ def test_each_distinct_id_is_looked_up_once(tmp_path):
         LookupPool(addresses(servers), **LONG_TIMEOUTS) as lookups,
     ):
         batch.gather(RemoteRows(lookups, number, PARTS, "fp32"))
-        keys = sum(replicas[0].server.counts().keys for replicas in servers)
+        keys = sum(replicas[0].server.counts()["keys"] for replicas in servers)
         assert keys == np.unique(batch.bags.ids_N).size == lookups.stats.keys
         assert lookups.stats.requests == 2
 
@@ -450,7 +450,7 @@ def test_tls_and_token(tmp_path):
             assert all("certificate verify failed" in trouble for trouble in lookups.health().values())
         with LookupPool(addresses(servers), token="secret", **LONG_TIMEOUTS) as lookups:
             assert all(lookups.health().values())
-        sent = sum(replicas[0].server.counts().requests for replicas in servers)
+        sent = sum(replicas[0].server.counts()["requests"] for replicas in servers)
         assert sent == 6  # none of the other calls
 
 

@@ -33,7 +33,7 @@ def test_current_and_previous_versions_are_open(tmp_path, monkeypatch):
     registry = registry_in(tmp_path)
     follower, versions, _ = make_follower(registry, tmp_path)
     follower.poll_once()
-    assert not versions.ready and versions.current is None
+    assert not versions.open and versions.current is None
     for number in range(1, 5):
         assert publish(registry, constant_blocks(number)) == number
         follower.poll_once()

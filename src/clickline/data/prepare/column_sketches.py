@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from clickline.features import FieldStatistics, SlotField, encoder_kernels
 from clickline.features.raw_columns import as_text, canonical_text, split_values
+from clickline.kernel_intrinsics import leading_zeros
 from clickline.numba_cache import njit
 from clickline.records import IntegerColumn, LabelledRows, NumberColumn, RawColumn, RawRows, TextColumn
 
@@ -194,7 +195,7 @@ def _update_registers(ids_N: NDArray[np.uint64], missing_id: np.uint64, register
         rest = (value << np.uint64(_BITS)) | np.uint64(
             1 << (_BITS - 1)
         )  # the added 1 bounds the run of zeros
-        rank = encoder_kernels.leading_zeros(rest) + 1
+        rank = leading_zeros(rest) + 1
         if rank > registers[register]:
             registers[register] = rank
     return missing

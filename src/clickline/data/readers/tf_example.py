@@ -20,13 +20,13 @@ from numpy.typing import NDArray
 
 from clickline.data.readers.byte_source import CRC_MISMATCH
 from clickline.data.readers.text_blocks import bad_rows
+from clickline.kernel_intrinsics import load_f32
 from clickline.numba_cache import njit
 from clickline.protobuf_wire import (
     Bytes,
     NameTable,
     count_packed,
     find_name,
-    load_f32,
     read_span,
     read_tag,
     read_varint,

@@ -6,7 +6,7 @@ ServingTable ──merged_blocks──▶ write_shards ──▶ a new base
 """
 
 from clickline.embedding.serving.file_format import ShardFile, files_bytes, write_shards
-from clickline.embedding.serving.lookup_kernels import GatherPlan, gather_plan, shards_of
+from clickline.embedding.serving.lookup_kernels import GatherBatch, GatherPlan, gather_plan, shards_of
 from clickline.embedding.serving.packed_rows import RowBlock, row_bytes
 from clickline.embedding.serving.row_stream import (
     delta_blocks,
@@ -18,6 +18,7 @@ from clickline.embedding.serving.serving_table import ServingTable, pool
 from clickline.records import PartShape, Precision
 
 __all__ = [
+    "GatherBatch",
     "GatherPlan",
     "PartShape",
     "Precision",

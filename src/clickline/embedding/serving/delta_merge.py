@@ -17,10 +17,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from clickline.embedding.index import mix
-from clickline.embedding.raw_memory import Int, address, i64_at, u32_at, u64_at
+from clickline.embedding.raw_memory import address
 from clickline.embedding.serving.file_format import FORMAT, MappedShard, PackedPiece, write_packed
 from clickline.embedding.serving.packed_rows import ID_BYTES, row_type
 from clickline.errors import ArtifactError
+from clickline.kernel_intrinsics import Int, i64_at, u32_at, u64_at
 from clickline.numba_cache import njit
 from clickline.storage.atomic import fsync, temporary_name
 from clickline.storage.file_lock import locked

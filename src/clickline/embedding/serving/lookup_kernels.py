@@ -17,9 +17,8 @@ from numpy.typing import NDArray
 from clickline.embedding.index import mix
 from clickline.embedding.jagged_ids import JaggedIds
 from clickline.embedding.pooling import POOLINGS
-from clickline.embedding.raw_memory import Int, f32_at, i64_at, prefetch, u32_at, u64_at
-from clickline.embedding.serving.low_precision import fp16_at, int8_at
 from clickline.embedding.serving.packed_rows import ID_BYTES, PRECISIONS, row_type
+from clickline.kernel_intrinsics import Int, f32_at, fp16_at, i64_at, int8_at, prefetch, u32_at, u64_at
 from clickline.numba_cache import njit
 from clickline.records import PartShape, Precision
 
@@ -71,6 +70,16 @@ class GatherPlan:
     slots: int
     width: int  # columns required in the inputs
     by_part: tuple[tuple[int, SlotPlan], ...]  # in the order in which training sums wide weights
+
+
+class GatherBatch(NamedTuple):
+    """The ids of a batch, and the arrays that pooling their rows fills."""
+
+    plan: GatherPlan
+    jagged: JaggedIds
+    inputs_BI: NDArray[np.float32]  # the vectors, in the slots' columns
+    wide_B: NDArray[np.float32]  # the sums of wide weights
+    misses_S: NDArray[np.int64]  # incremented for each unknown id, which uses its slot's default row
 
 
 def gather_plan(

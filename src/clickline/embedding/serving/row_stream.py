@@ -48,7 +48,7 @@ def snapshot_blocks(snapshot: Path | Sequence[Path] | SnapshotReader) -> Iterato
                 np.zeros(records.size, dtype=np.bool_),
             )
             yield _with_tombstones(present, coming[~np.isin(coming, present.ids_N)])
-        yield from _tombstone_blocks(part, shape, removed_K[used:])
+        yield from _tombstone_blocks(part, shape, [removed_K[used:]])
 
 
 def merged_blocks(tables: ServingTable) -> Iterator[RowBlock]:
@@ -147,15 +147,20 @@ def _with_tombstones(block: RowBlock, removed_K: NDArray[np.uint64]) -> RowBlock
 
 
 def _tombstone_blocks(
-    part: int, shape: PartShape, tombstone: NDArray[np.uint64] | Iterable[NDArray[np.uint64]]
+    part: int, shape: PartShape, tombstones: Iterable[NDArray[np.uint64]]
 ) -> Iterator[RowBlock]:
     """Blocks of tombstones only, in order."""
-    for ids_K in [tombstone] if isinstance(tombstone, np.ndarray) else tombstone:
+    none = np.zeros(0, dtype=np.float32)
+    empty = RowBlock(
+        part,
+        none.astype(np.uint64),
+        none if shape.wide else None,
+        none.reshape(0, shape.dim),
+        none.astype(np.bool_),
+    )
+    for ids_K in tombstones:
         for first in range(0, ids_K.size, _TOMBSTONE_BLOCK_ROWS):
-            ids_N = ids_K[first : first + _TOMBSTONE_BLOCK_ROWS]
-            wide_N = np.zeros(ids_N.size, dtype=np.float32) if shape.wide else None
-            vector_ND = np.zeros((ids_N.size, shape.dim), dtype=np.float32)
-            yield RowBlock(part, ids_N, wide_N, vector_ND, np.ones(ids_N.size, dtype=np.bool_))
+            yield _with_tombstones(empty, ids_K[first : first + _TOMBSTONE_BLOCK_ROWS])
 
 
 def _require_all_shards(tables: ServingTable) -> None:

@@ -10,13 +10,12 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from clickline.embedding.jagged_ids import JaggedIds
 from clickline.embedding.raw_memory import address
 from clickline.embedding.serving.delta_merge import Level, merge_deltas
 from clickline.embedding.serving.file_format import MappedShard, shard_name
 from clickline.embedding.serving.lookup_kernels import (
     SECTION_WORDS,
-    GatherPlan,
+    GatherBatch,
     PartView,
     copy_rows,
     gather_slots,
@@ -81,31 +80,15 @@ class ServingTable:
 
     # ── lookups ────────────────────────────────────────────────────────────────────────────────
 
-    def gather(
-        self,
-        plan: GatherPlan,
-        jagged: JaggedIds,
-        rows: int,
-        inputs_BI: NDArray[np.float32],
-        wide_B: NDArray[np.float32],
-        misses_S: NDArray[np.int64],
-    ) -> None:
-        """Pool the vectors of a batch into the slots' columns of `inputs_BI`, and set `wide_B` to the sums of wide
-        weights. An unknown id uses its slot's default row and is counted in `misses_S`."""
+    def gather(self, batch: GatherBatch) -> None:
+        """Find the rows of a batch, and pool them."""
         mapped_table = self._require_open()
-        _check_batch(plan, jagged, rows, inputs_BI, wide_B, misses_S)
-        wide_B[:] = 0
-        for part, slots in plan.by_part:
-            gather_slots(
-                mapped_table.views[part],
-                self._layouts[part],
-                slots,
-                jagged,
-                rows,
-                inputs_BI,
-                wide_B,
-                misses_S,
-            )
+        _check_batch(batch)
+        batch.wide_B[:] = 0
+        rows = batch.wide_B.size
+        for part, slots in batch.plan.by_part:
+            view, layout = mapped_table.views[part], self._layouts[part]
+            gather_slots(view, layout, slots, batch.jagged, rows, *batch[2:])
 
     def find(
         self,
@@ -176,24 +159,16 @@ class ServingTable:
 
 
 def pool(
-    parts: Sequence[PartShape],
-    precision: Precision,
-    plan: GatherPlan,
-    jagged: JaggedIds,
-    rows: int,
-    address_N: NDArray[np.int64],
-    inputs_BI: NDArray[np.float32],
-    wide_B: NDArray[np.float32],
-    misses_S: NDArray[np.int64],
+    parts: Sequence[PartShape], precision: Precision, batch: GatherBatch, address_N: NDArray[np.int64]
 ) -> None:
     """`ServingTable.gather` for rows that a caller fetched elsewhere, packed as by `find`: `address_N` has the address
     of each id's row, 0 if it has none. The caller keeps the rows alive."""
-    _check_batch(plan, jagged, rows, inputs_BI, wide_B, misses_S)
-    _check_array(address_N, np.int64, (jagged.ids_N.size,))
-    wide_B[:] = 0
-    for part, slots in plan.by_part:
+    _check_batch(batch)
+    _check_array(address_N, np.int64, (batch.jagged.ids_N.size,))
+    batch.wide_B[:] = 0
+    for part, slots in batch.plan.by_part:
         layout = packed_layout(parts[part], precision)
-        pool_slots(layout, slots, jagged, 0, rows, address_N, inputs_BI, wide_B, misses_S)
+        pool_slots(layout, slots, batch.jagged, 0, batch.wide_B.size, address_N, *batch[2:])
 
 
 def _view(levels: tuple[Level, ...]) -> _MappedTable:
@@ -248,15 +223,10 @@ def _describe(mapped: MappedShard) -> str:
     return f"{mapped.shards} in {mapped.precision}, dims {dims or 'none'}"
 
 
-def _check_batch(
-    plan: GatherPlan,
-    jagged: JaggedIds,
-    rows: int,
-    inputs_BI: NDArray[np.float32],
-    wide_B: NDArray[np.float32],
-    misses_S: NDArray[np.int64],
-) -> None:
+def _check_batch(batch: GatherBatch) -> None:
     """Check the arrays here, because kernels do not; `to_jagged` checked the offsets."""
+    plan, jagged, inputs_BI, wide_B, misses_S = batch
+    rows = wide_B.size
     if inputs_BI.ndim != 2 or inputs_BI.shape[1] < plan.width:
         raise ValueError(f"inputs have shape {inputs_BI.shape}; at least {plan.width} columns are required")
     _check_array(inputs_BI, np.float32, (rows, inputs_BI.shape[1]))

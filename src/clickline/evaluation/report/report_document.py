@@ -258,8 +258,10 @@ def unseen_shares(tables: Tables, rows: LabelledRows) -> list[float]:
         lookup = tables.find(part.slots, part.rows, train=False)
         for found, members in zip(lookup.tables, tables.slots_by_table, strict=True):
             for number, s in enumerate(members):
-                first, last = found.jagged.starts_S1[number : number + 2]
-                unseen_S[s] += np.count_nonzero(found.row_N[first:last] == number)  # the slot's default row
+                first, last = found.batch.jagged.starts_S1[number : number + 2]
+                unseen_S[s] += np.count_nonzero(
+                    found.batch.row_N[first:last] == number
+                )  # the slot's default row
                 values_S[s] += last - first
     return [float(share) for share in unseen_S / np.maximum(values_S, 1)]
 

@@ -26,10 +26,10 @@ def exposition(server: LookupServer, versions: ShardVersions, follower: ShardFol
     registry = CollectorRegistry()
     counts = server.counts()
     for name, meaning, count in (
-        ("requests", "Lookups that were answered with rows.", counts.requests),
-        ("keys", "Keys that were looked up.", counts.keys),
-        ("keys_found", "Keys that have a row.", counts.found),
-        ("version_not_here", "Lookups in a version that is not open.", counts.not_loaded),
+        ("requests", "Lookups that were answered with rows.", counts["requests"]),
+        ("keys", "Keys that were looked up.", counts["keys"]),
+        ("keys_found", "Keys that have a row.", counts["found"]),
+        ("version_not_here", "Lookups in a version that is not open.", counts["not_loaded"]),
         ("garbled_connections", "Connections closed because of a protocol error.", server.protocol_errors),
         ("connections_turned_away", "Connections rejected above the limit.", server.rejected),
     ):

@@ -12,6 +12,7 @@ import ssl
 import struct
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
 
@@ -48,22 +49,6 @@ _MAX_CONNECTIONS = 1024
 _BACKLOG = 128
 
 
-class LookupCounts:
-    """Request counts of a connection, or of the server."""
-
-    __slots__ = ("found", "keys", "not_loaded", "requests")
-
-    def __init__(self) -> None:
-        self.requests = 0
-        self.keys = 0
-        self.found = 0
-        self.not_loaded = 0
-
-    def add(self, other: LookupCounts) -> None:
-        for name in LookupCounts.__slots__:
-            setattr(self, name, getattr(self, name) + getattr(other, name))
-
-
 class LookupServer:
     """Answers lookups from the open versions."""
 
@@ -87,7 +72,7 @@ class LookupServer:
         self._tls = tls
         self._lock = threading.Lock()
         self._connections: dict[threading.Thread, _Connection] = {}
-        self._ended = LookupCounts()
+        self._ended: Counter[str] = Counter()  # of connections that have ended
 
     def start(self) -> None:
         self._listening.listen(_BACKLOG)
@@ -107,13 +92,11 @@ class LookupServer:
         for thread, _ in running:
             thread.join(max(0.0, deadline - time.monotonic()))
 
-    def counts(self) -> LookupCounts:
-        total = LookupCounts()
+    def counts(self) -> Counter[str]:
+        """The numbers of requests, keys and found keys, and of requests for versions that are not loaded."""
         with self._lock:
-            total.add(self._ended)
-            for connection in self._connections.values():
-                total.add(connection.counts)
-        return total
+            running = [connection.counts for connection in self._connections.values()]
+            return sum(running, self._ended)
 
     @property
     def connections(self) -> int:
@@ -169,7 +152,7 @@ class LookupServer:
             connection.close()
             with self._lock:
                 del self._connections[threading.current_thread()]
-                self._ended.add(connection.counts)
+                self._ended += connection.counts
 
     def _describe(self) -> dict[str, object]:
         return {**self._versions.describe(), "draining": self.draining}
@@ -187,7 +170,7 @@ class _Connection:
         tls: ssl.SSLContext | None,
     ) -> None:
         self.peer = peer
-        self.counts = LookupCounts()
+        self.counts: Counter[str] = Counter()
         self._socket = accepted
         self._versions = versions
         self._token = token
@@ -265,7 +248,7 @@ class _Connection:
         lookup = read_lookup(frame, self._buffer)
         version = self._versions.open.get(lookup.version)
         if version is None:
-            self.counts.not_loaded += 1
+            self.counts["not_loaded"] += 1
             self._socket.sendall(version_not_loaded(frame, sorted(self._versions.open)))
             return
         version.last_used = time.monotonic()
@@ -273,8 +256,8 @@ class _Connection:
             raise ProtocolError(
                 f"a lookup of {len(lookup.counts)} parts; version {version.number} has {len(version.widths)}"
             )
-        self.counts.requests += 1
-        self.counts.keys += lookup.keys_N.size
+        self.counts["requests"] += 1
+        self.counts["keys"] += lookup.keys_N.size
         self._send_rows(frame, lookup, version)
 
     def _send_rows(self, frame: FrameHeader, lookup: LookupFrame, version: ShardVersion) -> None:
@@ -298,7 +281,7 @@ class _Connection:
                 stop = min(last, first + room)
                 end = at + (stop - first) * width
                 rows_NW = out[at:end].reshape(stop - first, width)
-                self.counts.found += version.tables.find(
+                self.counts["found"] += version.tables.find(
                     part, lookup.keys_N[first:stop], rows_NW, found_N[first:stop]
                 )
                 at, first = end, stop

@@ -62,10 +62,6 @@ class ShardVersions:
         self.current: int | None = None  # the version the registry points to, open or not
         self.refused: Mapping[int, str] = {}  # versions that could not be opened, with the reason
 
-    @property
-    def ready(self) -> bool:
-        return bool(self.open)
-
     def describe(self) -> dict[str, Any]:
         """The document that answers a status request."""
         return {
