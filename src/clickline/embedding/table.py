@@ -96,11 +96,16 @@ class Table:
         self._cow = CopyOnWriteRows(layout.view.stride)
         self.ids_HS = np.zeros((SHARDS, len(poolings)), dtype=np.int64)
         self.candidates_HS = np.zeros((SHARDS, len(poolings)), dtype=np.int64)
-        arenas = self._arena, self._candidates
         self._view = TableView(
             self._index.view,
-            RowsView(*(value for arena in arenas for value in (address(arena.chunks), arena.stride))),
-            *(_free_rows(arena) for arena in arenas),
+            RowsView(
+                address(self._arena.chunks),
+                self._arena.stride,
+                address(self._candidates.chunks),
+                self._candidates.stride,
+            ),
+            _free_rows(self._arena),
+            _free_rows(self._candidates),
             self._cow.view,
             layout.view,
             OptimizerView(

@@ -236,21 +236,6 @@ def hash_integers(
 
 
 @njit(cache=True, nogil=True)
-def count_pieces(data: Bytes, starts_N: Offsets, ends_N: Offsets, separator: int) -> int:
-    """The number of nonempty pieces between separators in all texts."""
-    total = 0
-    for n in range(starts_N.size):
-        inside = False
-        for at in range(starts_N[n], ends_N[n]):
-            if data[at] == separator:
-                inside = False
-            elif not inside:
-                inside = True
-                total += 1
-    return total
-
-
-@njit(cache=True, nogil=True)
 def split_spans(
     data: Bytes,
     starts_N: Offsets,
@@ -259,8 +244,9 @@ def split_spans(
     piece_starts_P: Offsets,
     piece_ends_P: Offsets,
     offsets_N1: Offsets,
-) -> None:
-    """Spans of the nonempty pieces between separators, and the offsets of each text's pieces."""
+) -> int:
+    """Spans of the nonempty pieces between separators, and the offsets of each text's pieces. Returns how many there
+    are, which may be more than fit."""
     pieces = 0
     offsets_N1[0] = 0
     for n in range(starts_N.size):
@@ -271,11 +257,13 @@ def split_spans(
             while at < stop and data[at] != separator:
                 at += 1
             if at > begin:
-                piece_starts_P[pieces] = begin
-                piece_ends_P[pieces] = at
+                if pieces < piece_starts_P.size:
+                    piece_starts_P[pieces] = begin
+                    piece_ends_P[pieces] = at
                 pieces += 1
             at += 1
         offsets_N1[n + 1] = pieces
+    return pieces
 
 
 @njit(cache=True, nogil=True)

@@ -277,14 +277,12 @@ def split_values(column: RawColumn, separator: str) -> RawColumn:
     """Texts split at a separator into several values per row; empty pieces are dropped."""
     if not isinstance(column, TextColumn):
         return column
-    separator_byte = ord(separator)
-    pieces = encoder_kernels.count_pieces(column.data, column.starts_N, column.ends_N, separator_byte)
-    starts_P = np.empty(pieces, dtype=np.int64)
-    ends_P = np.empty(pieces, dtype=np.int64)
+    spans = column.data, column.starts_N, column.ends_N, ord(separator)
     offsets_N1 = np.empty(column.starts_N.size + 1, dtype=np.int64)
-    encoder_kernels.split_spans(
-        column.data, column.starts_N, column.ends_N, separator_byte, starts_P, ends_P, offsets_N1
-    )
+    starts_P, ends_P = np.empty((2, 0), dtype=np.int64)
+    pieces = encoder_kernels.split_spans(*spans, starts_P, ends_P, offsets_N1)
+    starts_P, ends_P = np.empty((2, pieces), dtype=np.int64)
+    encoder_kernels.split_spans(*spans, starts_P, ends_P, offsets_N1)
     if column.offsets_B1 is not None:
         offsets_N1 = offsets_N1[column.offsets_B1]
     return TextColumn(column.data, starts_P, ends_P, offsets_N1)

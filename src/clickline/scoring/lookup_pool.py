@@ -145,7 +145,8 @@ class LookupPool:
         for replica in self._all_replicas():
             replica.stop()
         for replica in self._all_replicas():
-            replica.join()
+            replica.join(2 * _CHECK_TIMEOUT)
+            replica.close_idle()
 
     def __enter__(self) -> LookupPool:
         return self
@@ -362,8 +363,8 @@ class LookupPool:
             request.errors.append(f"{replica.address}: {replica.problem}")
 
 
-class _Replica:
-    """One lookup server: its health, and idle connections to it."""
+class _Replica(threading.Thread):
+    """One lookup server: its health, which the thread checks, and idle connections to it."""
 
     def __init__(
         self,
@@ -374,6 +375,7 @@ class _Replica:
         tls: ssl.SSLContext | None,
         changed: threading.Condition,
     ) -> None:
+        super().__init__(name=f"lookup {address}", daemon=True)
         self.address = address
         self.shard = shard
         self.versions: frozenset[int] = frozenset()
@@ -392,19 +394,11 @@ class _Replica:
         self._idle: deque[LookupConnection] = deque()  # those with a pending answer on the left
         self._failures = 0
         self._wake = threading.Event()
-        self._stopped = False
-        self._thread = threading.Thread(target=self._check_loop, name=f"lookup {address}", daemon=True)
-
-    def start(self) -> None:
-        self._thread.start()
+        self._ending = False
 
     def stop(self) -> None:
-        self._stopped = True
+        self._ending = True
         self._wake.set()
-
-    def join(self) -> None:
-        self._thread.join(2 * _CHECK_TIMEOUT)
-        self.close_idle()
 
     # ── connections ────────────────────────────────────────────────────────────────────────────
 
@@ -441,7 +435,7 @@ class _Replica:
     def release(self, connection: LookupConnection) -> None:
         """Return a connection to the idle ones."""
         connection.reused = True
-        if connection.unsent or self._stopped:
+        if connection.unsent or self._ending:
             connection.close()
         elif connection.has_pending:
             self._idle.appendleft(connection)
@@ -469,9 +463,9 @@ class _Replica:
     def check_soon(self) -> None:
         self._wake.set()
 
-    def _check_loop(self) -> None:
+    def run(self) -> None:
         connection: LookupConnection | None = None
-        while not self._stopped:
+        while not self._ending:
             self._wake.clear()
             try:
                 if connection is None:
