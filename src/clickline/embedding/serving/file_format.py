@@ -20,7 +20,6 @@ from __future__ import annotations
 import hashlib
 import json
 import mmap
-import operator
 import os
 import struct
 import zlib
@@ -45,6 +44,7 @@ from clickline.embedding.serving.packed_rows import (
 )
 from clickline.errors import ArtifactError
 from clickline.records import PartShape, Precision
+from clickline.validation import document_of, validate
 
 FORMAT = 1
 _MAGIC = b"CLKFROZE"
@@ -60,7 +60,8 @@ _MAX_DIM = 1 << 16  # a longer row would exceed any lookup response
 _MAX_SHARDS = 99_999  # five digits in the file name
 
 
-class FileSection(NamedTuple):
+@dataclass(frozen=True)
+class FileSection:
     """The positions of a part's rows and directory in the file."""
 
     rows: int  # with weights
@@ -73,6 +74,18 @@ class FileSection(NamedTuple):
     @property
     def entries(self) -> int:
         return self.rows + self.tombstones
+
+
+@dataclass(frozen=True)
+class _Footer:
+    """The content of a footer."""
+
+    precision: Precision
+    shard: int
+    shards: int
+    parts: tuple[PartShape, ...]
+    sections: tuple[FileSection, ...]
+    content: str  # SHA-256 of everything before the footer
 
 
 @dataclass(frozen=True)
@@ -213,18 +226,10 @@ class _Writer:
         self._write(packed_N.view(np.uint8).data)
 
     def finish(self) -> ShardFile:
-        sections = _lay_out(self._parts, self._precision, self._counts)
-        footer = json.dumps(
-            {
-                "precision": self._precision,
-                "shard": self.shard,
-                "shards": self._shards,
-                "parts": [{"dim": shape.dim, "wide": shape.wide} for shape in self._parts],
-                "sections": [section._asdict() for section in sections],
-                "content": self._digest.hexdigest(),
-            },
-            sort_keys=True,
-        ).encode()
+        sections = tuple(_lay_out(self._parts, self._precision, self._counts))
+        digest = self._digest.hexdigest()
+        content = _Footer(self._precision, self.shard, self._shards, self._parts, sections, digest)
+        footer = json.dumps(document_of(content), sort_keys=True).encode()
         with self._path.open("ab") as self._file:
             self._write(footer)
             self._write(_TRAILER.pack(len(footer), zlib.crc32(footer), _MAGIC))
@@ -302,21 +307,13 @@ class MappedShard:
             raise ArtifactError(f"{path} changed its size while being opened. {_REMEDY}")
         self._bytes = np.frombuffer(pages, dtype=np.uint8)
         footer, footer_at = _read_footer(path, pages)
-        try:
-            self.precision: Precision = footer["precision"]
-            self.shard, self.shards = int(footer["shard"]), int(footer["shards"])
-            self.parts = tuple(PartShape(int(part["dim"]), bool(part["wide"])) for part in footer["parts"])
-            self.content = str(footer["content"])
-            sections = (FileSection(**section) for section in footer["sections"])
-            self.sections = tuple(FileSection(*map(operator.index, section)) for section in sections)
-            counts = [(section.rows, section.tombstones) for section in self.sections]
-            valid = self.precision in PRECISIONS and 0 <= self.shard < self.shards
-            valid = valid and all(0 < part.dim <= _MAX_DIM for part in self.parts)
-            valid = valid and len(counts) == len(self.parts) and self.shards <= _MAX_SHARDS
-            valid = valid and all(0 <= count <= _MAX_ROWS for both in counts for count in both)
-            expected = tuple(_lay_out(self.parts, self.precision, counts)) if valid else ()
-        except (KeyError, TypeError, ValueError, OverflowError) as error:
-            raise ArtifactError(f"the footer of {path} is invalid: {error!r}. {_REMEDY}") from error
+        self.precision, self.shard, self.shards = footer.precision, footer.shard, footer.shards
+        self.parts, self.sections, self.content = footer.parts, footer.sections, footer.content
+        counts = [(section.rows, section.tombstones) for section in self.sections]
+        valid = 0 <= self.shard < self.shards <= _MAX_SHARDS and len(counts) == len(self.parts)
+        valid = valid and all(0 < part.dim <= _MAX_DIM for part in self.parts)
+        valid = valid and all(0 <= count <= _MAX_ROWS for both in counts for count in both)
+        expected = tuple(_lay_out(self.parts, self.precision, counts)) if valid else ()
         if not valid or self.sections != expected:
             raise ArtifactError(f"the footer of {path} is inconsistent. {_REMEDY}")
         if (expected[-1].end if expected else _PREAMBLE.size) != footer_at:
@@ -335,7 +332,7 @@ class MappedShard:
 _REMEDY = "Fetch it again, or publish again."
 
 
-def _read_footer(path: Path, pages: mmap.mmap) -> tuple[dict[str, Any], int]:
+def _read_footer(path: Path, pages: mmap.mmap) -> tuple[_Footer, int]:
     """The footer and where it begins."""
     magic, number = _PREAMBLE.unpack_from(pages)
     if magic != _MAGIC:
@@ -350,9 +347,7 @@ def _read_footer(path: Path, pages: mmap.mmap) -> tuple[dict[str, Any], int]:
     if zlib.crc32(text) != checksum:
         raise ArtifactError(f"the footer of {path} is damaged. {_REMEDY}")
     try:
-        footer = json.loads(text)
+        document = json.loads(text)
     except (ValueError, RecursionError) as error:
         raise ArtifactError(f"the footer of {path} is invalid: {error}. {_REMEDY}") from error
-    if not isinstance(footer, dict):
-        raise ArtifactError(f"the footer of {path} is invalid: {footer!r:.80}. {_REMEDY}")
-    return footer, footer_at
+    return validate(_Footer, document, f"the footer of {path}"), footer_at
