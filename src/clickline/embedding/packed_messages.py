@@ -91,17 +91,16 @@ def write_request(
 ) -> None:
     """Write the distinct ids of the inner shards first … last - 1 from position at_H[h] on, with their counts if the
     request has arrays for them."""
-    impressions, clicks = request.impressions_N.ctypes.data, request.clicks_N.ctypes.data
-    hours, slots = request.hours_N.ctypes.data, request.slots_N.ctypes.data
+    impressions_N, clicks_N = request.impressions_N.ctypes.data, request.clicks_N.ctypes.data
+    hours_N, slots_N = request.hours_N.ctypes.data, request.slots_N.ctypes.data
     last_rows_D = np.empty(max(1, partitioned.distinct_H[first:last].max()), dtype=np.int64)
     for h in range(first, last):
         begin, at, distinct = partitioned.starts_H1[h], at_H[h], partitioned.distinct_H[h]
         request.ids_N[at : at + distinct] = partitioned.distinct_ids_K[begin : begin + distinct]
         if request.slots_N.size > 0:
-            sum_counts(
-                h, partitioned, counts, u32_at(impressions + 4 * at), u32_at(clicks + 4 * at),
-                i32_at(hours + 4 * at), u16_at(slots + 2 * at), last_rows_D,
-            )  # fmt: skip
+            impressions, clicks = u32_at(impressions_N + 4 * at), u32_at(clicks_N + 4 * at)
+            hours, slots = i32_at(hours_N + 4 * at), u16_at(slots_N + 2 * at)
+            sum_counts(h, partitioned, counts, impressions, clicks, hours, slots, last_rows_D)
 
 
 @njit(cache=True, nogil=True)

@@ -271,7 +271,9 @@ def sum_defaults(
     """Sum the gradients of the slots' default rows, packed from address `sums` on, which holds zeros; slot s has row s.
     Flags those that the batch uses."""
     jagged, plan, row_N = batch.jagged, batch.plan, batch.row_N
+    offsets, argmax, dim = jagged.offsets, plan.argmax, layout.dim
     for s in range(used_S.size):
+        pooling, argmax_at = plan.poolings_S[s], plan.argmax_at_S[s]
         total = f32_at(sums + 4 * packed_width(layout) * s)
         start, offset = jagged.starts_S1[s], jagged.offsets_at_S[s]
         slot_gradient = gradient_BI.ctypes.data + 4 * plan.columns_S[s]
@@ -280,17 +282,14 @@ def sum_defaults(
             if offset < 0:
                 batch_row = n - start
             else:
-                while jagged.offsets[offset + batch_row + 1] <= n:
+                while offsets[offset + batch_row + 1] <= n:
                     batch_row += 1
             if np.int64(row_N[n]) == s:
                 used_S[s] = True
                 gradient = f32_at(slot_gradient + 4 * batch_row * gradient_BI.shape[1])
-                _add_gradient(
-                    jagged.offsets, offset, plan.poolings_S[s], plan.argmax, plan.argmax_at_S[s], layout.dim,
-                    batch_row, n, gradient, total,
-                )  # fmt: skip
+                _add_gradient(offsets, offset, pooling, argmax, argmax_at, dim, batch_row, n, gradient, total)
                 if layout.wide >= 0:
-                    total[layout.dim] += gradient_wide_B[batch_row]
+                    total[dim] += gradient_wide_B[batch_row]
 
 
 @njit(cache=True, nogil=True)
