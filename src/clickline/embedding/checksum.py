@@ -36,8 +36,8 @@ def digest_shards(first: Int, last: Int, table: TableView, sums_H: NDArray[np.ui
     """Sum the checksums of each shard's admitted ids; their order of arrival does not matter."""
     rows, size = table.rows, table.layout.size
     for h in range(first, last):
-        entries = u64_at(i64_at(table.index.addresses_H)[h])
-        end = i64_at(table.index.ends_H)[h]
+        entries = u64_at(i64_at(table.id_index.addresses_H)[h])
+        end = i64_at(table.id_index.ends_H)[h]
         total = np.uint64(0)
         for at in range(end):
             if at + _AHEAD < end and entries[at + _AHEAD] != np.uint64(0):

@@ -130,10 +130,10 @@ def copy_slice(
     """Copy the shard's rows with tags from `first_tag` to `last_tag` - 1 that changed after generation `since`, as
     they were in `generation`. Returns the addresses of the next records."""
     rows = table.rows
-    entries = u64_at(i64_at(table.index.addresses_H)[shard])
-    end = i64_at(table.index.ends_H)[shard]
+    entries = u64_at(i64_at(table.id_index.addresses_H)[shard])
+    end = i64_at(table.id_index.ends_H)[shard]
     saved = 0
-    at = home_of(first_tag, i64_at(table.index.capacities_H)[shard])
+    at = home_of(first_tag, i64_at(table.id_index.capacities_H)[shard])
     while at < end or saved < order.size:
         address = row = np.int64(-1)
         if at < end:

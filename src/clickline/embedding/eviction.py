@@ -35,8 +35,8 @@ def decay_shards(first: Int, last: Int, table: TableView, rate: float) -> None:
     """Multiply the counters of all ids of the shards first … last - 1 by `rate`."""
     rows = table.rows
     for h in range(first, last):
-        entries = u64_at(i64_at(table.index.addresses_H)[h])
-        end = i64_at(table.index.ends_H)[h]
+        entries = u64_at(i64_at(table.id_index.addresses_H)[h])
+        end = i64_at(table.id_index.ends_H)[h]
         for at in range(end):
             if at + _AHEAD < end and entries[at + _AHEAD] != np.uint64(0):
                 prefetch(address_of(rows, row_in(entries[at + _AHEAD])))
@@ -60,8 +60,8 @@ def evict_shard(
     ids: NDArray[np.uint64],
 ) -> tuple[int, int]:
     """Count the admitted ids and candidates to evict; with `remove` also evict them and list them in `ids`."""
-    rows, end = table.rows, i64_at(table.index.ends_H)[shard]
-    entries = u64_at(i64_at(table.index.addresses_H)[shard])
+    rows, end = table.rows, i64_at(table.id_index.ends_H)[shard]
+    entries = u64_at(i64_at(table.id_index.addresses_H)[shard])
     admitted = candidates = at = 0
     while at < end:
         if at + _AHEAD < end and entries[at + _AHEAD] != np.uint64(0):

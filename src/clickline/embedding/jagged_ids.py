@@ -164,7 +164,7 @@ def find_rows(first: Int, last: Int, table: TableView, partitioned: Partitioned)
     """Number the distinct ids of the shards first … last - 1 and look each of them up."""
     numbers = make_dedup_table(partitioned.starts_H1, first, last)
     for h in range(first, last):
-        find_shard(table.index, table.rows, h, partitioned, numbers)
+        find_shard(table.id_index, table.rows, h, partitioned, numbers)
 
 
 @njit(cache=True, nogil=True)

@@ -19,10 +19,10 @@ def restore_records(table: TableView, records: NDArray[np.uint32], size: Int, ca
     for first in range(0, records.size, words):
         id = np.uint64(records[first]) | (np.uint64(records[first + 1]) << np.uint64(32))
         h = shard_of(mix(id))
-        at = search(table.index, table.rows, h, id)
+        at = search(table.id_index, table.rows, h, id)
         if at >= 0:
             remove_entry(table, h, at)
-            at = search(table.index, table.rows, h, id)
+            at = search(table.id_index, table.rows, h, id)
         if candidates:
             row = pop_row(table.free_candidates, h) + CANDIDATE
         else:
@@ -34,7 +34,7 @@ def restore_records(table: TableView, records: NDArray[np.uint32], size: Int, ca
         target[GENERATION // 4] = 0
         for word in range(HEAD // 4, size // 4):
             target[word] = records[first + word - 1]
-        insert(table.index, h, -1 - at, id, row)
+        insert(table.id_index, h, -1 - at, id, row)
         slot = np.int64(u32_at(address + SLOT)[0])
         if candidates:
             table.candidates_HS[h, slot] += 1
@@ -47,6 +47,6 @@ def remove_ids(table: TableView, ids: NDArray[np.uint64]) -> None:
     """Remove ids; those without a row are ignored."""
     for n in range(ids.size):
         h = shard_of(mix(ids[n]))
-        at = search(table.index, table.rows, h, ids[n])
+        at = search(table.id_index, table.rows, h, ids[n])
         if at >= 0:
             remove_entry(table, h, at)

@@ -76,9 +76,9 @@ def count_batch(
     )
     admits_all = table.init.min_impressions <= 1 and table.init.admit_probability >= 1.0
     for h in range(first, last):
-        find_shard(table.index, table.rows, h, partitioned, numbers)
+        find_shard(table.id_index, table.rows, h, partitioned, numbers)
         distinct, missing = partitioned.distinct_H[h], partitioned.missing_H[h]
-        if not has_room(table.index, h, missing):
+        if not has_room(table.id_index, h, missing):
             return h
         if i64_at(table.free.counts_H)[h] < (missing if admits_all else distinct):
             return h
@@ -138,7 +138,7 @@ def _count_shard(
     scratch: Scratch,
     admits_all: bool,
 ) -> None:
-    index, rows, init, layout = table.index, table.rows, table.init, table.layout
+    index, rows, init, layout = table.id_index, table.rows, table.init, table.layout
     ids_HS, candidates_HS = table.ids_HS, table.candidates_HS
     impressions, clicks = f64_at(scratch.impressions.ctypes.data), f64_at(scratch.clicks.ctypes.data)
     hours, slots = i32_at(scratch.hours.ctypes.data), u32_at(scratch.slots.ctypes.data)

@@ -45,7 +45,7 @@ class CopyOnWriteView(NamedTuple):
 class TableView(NamedTuple):
     """All of a table that kernels use. Inner loops take only the part they need."""
 
-    index: IndexView
+    id_index: IndexView
     rows: RowsView
     free: FreeRows
     free_candidates: FreeRows
@@ -72,9 +72,9 @@ def push_row(free: FreeRows, shard: Int, row: Int) -> None:
 @njit(cache=True, nogil=True)
 def remove_entry(table: TableView, shard: Int, at: Int) -> None:
     """Remove the id whose entry is at this position of a shard's index, and free its row."""
-    row = row_in(u64_at(i64_at(table.index.addresses_H)[shard])[at])
+    row = row_in(u64_at(i64_at(table.id_index.addresses_H)[shard])[at])
     slot = np.int64(u32_at(address_of(table.rows, row) + SLOT)[0])
-    erase_at(table.index, shard, at)
+    erase_at(table.id_index, shard, at)
     if row >= CANDIDATE:
         push_row(table.free_candidates, shard, row - CANDIDATE)
         table.candidates_HS[shard, slot] -= 1

@@ -308,11 +308,9 @@ def single_valued(column: RawColumn, field: str, remedy: str) -> tuple[RawColumn
         values_B[single_B] = values_N[first_T]
         return values_B
 
-    values: dict[str, NDArray[Any]]
     if isinstance(column, TextColumn):
-        values = {"starts_N": spread(column.starts_N, 0), "ends_N": spread(column.ends_N, 0)}
-    elif isinstance(column, IntegerColumn):
-        values = {"values_N": spread(column.values_N, 0), "missing_N": spread(column.missing_N, True)}
-    else:
-        values = {"values_N": spread(column.values_N, np.nan)}
-    return replace(column, offsets_B1=None, **values), errors
+        return TextColumn(column.data, spread(column.starts_N, 0), spread(column.ends_N, 0)), errors
+    if isinstance(column, IntegerColumn):
+        values_B, missing_B = spread(column.values_N, 0), spread(column.missing_N, True)
+        return replace(column, values_N=values_B, missing_N=missing_B, offsets_B1=None), errors
+    return replace(column, values_N=spread(column.values_N, np.nan), offsets_B1=None), errors

@@ -129,7 +129,7 @@ def _parse_shape(data: Bytes, pos: Int, end: Int, header: Header) -> bool:
         if at < 0:
             return False
         _add_dimension(header, size)
-    return pos >= 0
+    return bool(pos >= 0)
 
 
 @njit(cache=True, nogil=True)
@@ -174,7 +174,7 @@ def _parse_tensor(data: Bytes, pos: Int, end: Int, header: Header, counts_F: Ind
             header[CONTENT_END] = pos
         else:
             pos = count_values(data, key, pos, end, TENSOR_WIRE, counts_F)
-    return pos >= 0
+    return bool(pos >= 0)
 
 
 @njit(cache=True, nogil=True)
