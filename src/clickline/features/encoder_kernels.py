@@ -201,12 +201,19 @@ def hash_spans(
     ids_N: Ids,
 ) -> None:
     """Ids of texts. The empty text is missing, and its hash is the missing id without a special case."""
-    for n in range(starts_N.size):
+    if missing_T1.size > 1:
+        for n in range(starts_N.size):
+            start, end = starts_N[n], ends_N[n]
+            if start < end and _may_change(data, start, end):
+                start, end = canonical(data, start, end)
+            if _is_one_of(data, start, end, missing, missing_T1):
+                end = start
+            ids_N[n] = fmix64(xxh64(data, start, end) ^ salt)
+        return
+    for n in range(starts_N.size):  # the same without comparing each value with `missing`
         start, end = starts_N[n], ends_N[n]
         if start < end and _may_change(data, start, end):
             start, end = canonical(data, start, end)
-        if missing_T1.size > 1 and _is_one_of(data, start, end, missing, missing_T1):
-            end = start
         ids_N[n] = fmix64(xxh64(data, start, end) ^ salt)
 
 
