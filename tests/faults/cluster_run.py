@@ -205,7 +205,7 @@ class ClusterRun:
     def await_step(self, step: int) -> None:
         poll(
             f"step {step}",
-            lambda: self._is_running() and self.status().get("figures", {}).get("step", 0) >= step,
+            lambda: self._is_running() and self.status().get("metrics", {}).get("step", 0) >= step,
         )
 
     def await_checkpoint(self, step: int = 1) -> None:
@@ -275,7 +275,7 @@ def counters(checkpoint: Checkpoint, dataset: Dataset) -> dict[int, tuple[float,
     def keep(self: Table, records: np.ndarray, *, candidates: bool) -> None:
         for record in records:
             assert int(record["id"]) not in found, "an id is in two places"
-            found[int(record["id"])] = float(record["show"]), float(record["click"])
+            found[int(record["id"])] = float(record["impression"]), float(record["click"])
 
     slots = [SlotShape(slot.name, 4) for slot in dataset.features.slots]
     with mock.patch.object(Table, "restore", keep):

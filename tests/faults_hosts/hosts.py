@@ -234,7 +234,7 @@ class Training:
     @property
     def checkpoint_step(self) -> int:
         """The step of the last checkpoint; 0: there is none."""
-        return ((self.status().get("last_cut") or {}).get("step")) or 0
+        return ((self.status().get("last_checkpoint") or {}).get("step")) or 0
 
     def events(self) -> str:
         return "\n".join(f"{one['decision']}: {one['reason']}" for one in self.status().get("events", []))
@@ -295,7 +295,7 @@ def counted(made: Checkpoint, home: Path, patch: Any) -> Mapping[int, tuple[floa
     found: dict[int, tuple[float, float]] = {}
 
     def keep(self: Table, records: Any, *, candidates: Any) -> None:
-        found.update({int(r["id"]): (float(r["show"]), float(r["click"])) for r in records})
+        found.update({int(r["id"]): (float(r["impression"]), float(r["click"])) for r in records})
 
     dataset = Dataset.current(Storage(), str(home))
     slots = [SlotShape(slot.name, 4) for slot in dataset.features.slots]

@@ -68,7 +68,7 @@ def trained(world: HourWorld) -> dict[int, tuple[float, float]]:
     assert found is not None
     reader = SnapshotReader(found.tables)
     return {
-        int(row["id"]): (float(row["show"]), float(row["click"]))
+        int(row["id"]): (float(row["impression"]), float(row["click"]))
         for part in range(len(reader.tables))
         for rows in reader.rows(part)
         for row in rows

@@ -64,7 +64,7 @@ def test_up_on_a_cluster_to_a_scored_request_with_processes_in_status(clustered:
     def learning() -> dict[str, Any] | None:
         assert up.poll() is None, clustered.output(up)
         found = read_status(clustered.folder / ".clickline")
-        return found if found and (found.get("figures") or {}).get("step") else None
+        return found if found and (found.get("metrics") or {}).get("step") else None
 
     eventually(learning, 240)
     clustered.note_processes()

@@ -61,7 +61,7 @@ def test_every_ids_counters_equal_a_direct_count_over_the_data(project, monkeypa
     found: dict[int, tuple[float, float]] = {}
 
     def keep(self, records, *, candidates):
-        found.update({int(r["id"]): (float(r["show"]), float(r["click"])) for r in records})
+        found.update({int(r["id"]): (float(r["impression"]), float(r["click"])) for r in records})
 
     monkeypatch.setattr(Table, "restore", keep)
     slots = [SlotShape(slot.name, 4) for slot in dataset.features.slots]

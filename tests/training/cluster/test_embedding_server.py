@@ -166,7 +166,7 @@ def counted(many: Sequence[Rows]) -> dict[int, tuple[int, int]]:
 
 
 def counters(paths: Sequence[Path]) -> dict[int, tuple[int, int]]:
-    return {int(row["id"]): (int(row["show"]), int(row["click"])) for row in held(paths)}
+    return {int(row["id"]): (int(row["impression"]), int(row["click"])) for row in held(paths)}
 
 
 async def turns(count: int = 20) -> None:

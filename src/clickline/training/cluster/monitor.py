@@ -72,7 +72,7 @@ class Monitor:
 
     @property
     def checkpoint_step(self) -> int:
-        return 0 if self._status.last_cut is None else self._status.last_cut.step
+        return 0 if self._status.last_checkpoint is None else self._status.last_checkpoint.step
 
     def step(self, known: int) -> int:
         """The highest step reported so far."""
@@ -172,7 +172,7 @@ class Monitor:
             auc=_mean(report.auc for report in reports),
             loss=_mean(report.loss for report in reports),
         )
-        self._status = replace(self._status, figures=metrics)
+        self._status = replace(self._status, metrics=metrics)
         self._report(metrics)
         self.write("running", group.actors.memory_limit)
 
@@ -248,7 +248,7 @@ class Monitor:
 
     def checkpoint_written(self, step: int, seconds: float, stalled: float) -> None:
         written = CheckpointStatus(step, timestamp(), seconds, stalled)
-        self._status = replace(self._status, last_cut=written)
+        self._status = replace(self._status, last_checkpoint=written)
         self.log.write(
             f"checkpoint of step {step}: written in {seconds:.2f} s, training stalled for {stalled:.3f} s"
         )
@@ -263,8 +263,8 @@ class Monitor:
         ]
         if self._status.leases is not None:
             parts.append(f"{self._status.leases.open} leases, {self._status.leases.todo} units queued")
-        if self._status.last_cut is not None:
-            parts.append(f"last checkpoint at step {self._status.last_cut.step:,}")
+        if self._status.last_checkpoint is not None:
+            parts.append(f"last checkpoint at step {self._status.last_checkpoint.step:,}")
         return ", ".join(parts)
 
     def write(
