@@ -39,7 +39,7 @@ settings = {"batch_size": BATCH, "seed": 0, "time_ordered": False, "held_out": 0
 
 def local() -> Iterator[None]:
     train_step = TrainStep(Model.build(dataset.features, plan, 2))
-    batches = Batches(dataset, Path(dataset.folder), **settings)
+    batches = Batches(dataset, **settings)
     for epoch in range(EPOCHS):
         for rows, _ in batches.epoch(Position(epoch)):
             train_step.run(train_step.prepare(rows))
@@ -85,7 +85,7 @@ else:
             for _ in driver.train_epoch(Position(epoch), None, lambda step: step >= target):
                 yield
 
-    driver.begin((), train_step.dense_state(), 0, 0)
+    driver.begin((), train_step.dense.state(), 0, 0)
     running = pauses()
     next(running)
     print("ready" + json.dumps({}), flush=True)

@@ -13,11 +13,11 @@ from urllib.request import urlopen
 import pytest
 import s3fs
 from hour_world import HourWorld, Stop, Watcher, make_hours, same_model
-from up_home import eventually, free_ports
 
 from clickline.artifacts.from_config import registry_of
 from clickline.config import Config
 from clickline.pipeline.follow import follow
+from servers.waiting import eventually, free_ports
 
 pytestmark = pytest.mark.slow
 

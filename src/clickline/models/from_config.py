@@ -157,6 +157,5 @@ def _schedule(schedule: ScheduleSection, steps: int) -> Schedule:
 
 
 def _checksum(file: Path) -> str | None:
-    return (
-        sha256(file.read_bytes()).hexdigest() if file.is_file() else None
-    )  # the loader reports what is wrong
+    # If there is no file, the loader reports it.
+    return sha256(file.read_bytes()).hexdigest() if file.is_file() else None

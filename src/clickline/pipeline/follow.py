@@ -266,9 +266,8 @@ class _FollowLoop:
         after an error of a store or a disk the hour is trained again from the last checkpoint."""
         label, began = self._label(hour), time.monotonic()
         self._status.report(state="learning", hour=label, waiting_since=None, late=False)
-        if (
-            self._trainer is None and not prepared.dataset.splits["train"].rows
-        ):  # no rows to create a model from
+        # No rows to create a model from.
+        if self._trainer is None and not prepared.dataset.splits["train"].rows:
             self._write_record({"hour": label, "number": hour, "state": "empty"})
             return
         while True:

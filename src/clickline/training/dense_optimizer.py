@@ -20,8 +20,8 @@ from torch import nn
 
 from clickline.errors import ClicklineError
 from clickline.models.custom_network import CustomModel
+from clickline.models.model import load_network, network_arrays
 from clickline.models.model_plan import ModelPlan
-from clickline.models.weights import load_network, network_arrays
 from clickline.records import LabelledRows
 
 BUFFER_ROWS, TOTAL_WEIGHT, LOSS, PAUSE_REQUESTED = -4, -3, -2, -1
@@ -216,9 +216,8 @@ class DenseOptimizer:
     def load_weights(self, flat: NDArray[np.float32]) -> None:
         """Load a vector from `weights`."""
         parts = [*self._weights, *self._buffers]
-        writable = np.array(
-            flat, dtype=np.float32
-        )  # arrays from Ray are read-only, which PyTorch does not support
+        # A copy: arrays from Ray are read-only, which PyTorch does not support.
+        writable = np.array(flat, dtype=np.float32)
         with torch.no_grad():
             for view, part in zip(_split(writable, parts), parts, strict=True):
                 part.copy_(view)

@@ -46,7 +46,7 @@ from clickline.models.model_plan import ModelPlan
 from clickline.progress import Progress, human_size
 from clickline.records import LabelledRows
 from clickline.storage.log_files import hour_step
-from clickline.training.batches import Batches
+from clickline.training.batches import Batches, batch_settings
 from clickline.training.held_out import HeldOutMetrics
 from clickline.training.hour_set import HourSet
 from clickline.training.hourly_plan import check_format, check_shape, hourly_plan
@@ -117,7 +117,7 @@ class HourlyTrainer:
         trainer = cls._new(config, features, plan, run, threads, progress)
         train_step = trainer._train_step
         arrays = train_step.model.restore(checkpoint)
-        train_step.load_dense_state(arrays, step=state.steps)
+        train_step.dense.load_state(arrays, step=state.steps)
         trainer._sequence = checkpoint.step
         older, newer = (with_prefix(f"scores/{n}/", arrays) for n in range(2))
         trainer._scores = MetricCounts.from_arrays(older), MetricCounts.from_arrays(newer)
@@ -142,7 +142,7 @@ class HourlyTrainer:
         if start is None and config.train.warm_start is not None:
             start = open_warm_start(Path(config.train.warm_start), features, progress)
         if start is not None:
-            trainer._train_step.load_moments(trainer._train_step.model.restore(start))
+            trainer._train_step.dense.load_moments(trainer.model.restore(start))
             progress.log(f"warm start from {start.folder}")
         trainer._set_trained_hours(HourSet(trained_hours))
         return trainer
@@ -195,7 +195,7 @@ class HourlyTrainer:
             "tables": model.tables.checksums(),
         }
         digest = hashlib.sha256(as_json(document))
-        for name, array in sorted(self._train_step.dense_state().items()):
+        for name, array in sorted(self._train_step.dense.state().items()):
             digest.update(f"{name} {array.dtype} {array.shape}".encode())
             digest.update(np.ascontiguousarray(array).tobytes())
         return digest.hexdigest()
@@ -228,7 +228,7 @@ class HourlyTrainer:
         """Train on the held-out rows, too; fails like `train_hour`. This completes the hour."""
         if self._holdout:
             rows = dataset.splits["train"].rows
-            held_out = in_blocks(self._batches(dataset).held_out(), self._batch_size(rows))
+            held_out = in_blocks(self._batches(dataset).held_out(), batch_size_of(self._settings, rows))
             self._train_batches(self._sampled(hour, held_out), int(self._holdout * rows))
         self.trained_hours.add(hour)
 
@@ -240,7 +240,7 @@ class HourlyTrainer:
         finally:
             self._progress.end()
         # Infinite values never recover, above all in the optimizer's moments: such a weight never trains again.
-        for name, array in self._train_step.dense_state().items():
+        for name, array in self._train_step.dense.state().items():
             if array.dtype.kind == "f" and not np.isfinite(array).all():
                 raise _extreme_values(f"{name} is no longer finite")
 
@@ -260,19 +260,8 @@ class HourlyTrainer:
         return sample
 
     def _batches(self, dataset: Dataset) -> Batches:
-        train = self._settings
-        return Batches(
-            dataset,
-            Path(dataset.folder),
-            self._batch_size(dataset.splits["train"].rows),
-            train.seed,
-            time_ordered=train.order == "time",
-            held_out=self._holdout,
-            negative_sampling=train.negative_sampling,
-        )
-
-    def _batch_size(self, rows: int) -> int:
-        return batch_size_of(self._settings, rows)
+        rows = dataset.splits["train"].rows
+        return Batches(dataset, **batch_settings(self._settings, rows, self._holdout))
 
     def _score(self, dataset: Dataset) -> Evaluation:
         """Evaluate the model on an hour it was not trained on; the raw scores also feed the calibration."""
@@ -370,7 +359,7 @@ class HourlyTrainer:
 
     def checkpoint(self, record: Mapping[str, Any]) -> Checkpoint:
         """Write a checkpoint. The hours trained so far will never be trained again."""
-        dense = self._train_step.dense_state()
+        dense = self._train_step.dense.state()
         for n, counts in enumerate(self._scores):
             dense |= {f"scores/{n}/{name}": array for name, array in counts.to_arrays().items()}
         dense |= {f"held_out/{name}": array for name, array in self._held_out.to_arrays().items()}

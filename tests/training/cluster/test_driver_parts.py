@@ -27,11 +27,11 @@ from clickline.training.cluster.async_epoch import AsyncEpoch  # noqa: E402
 from clickline.training.cluster.driver import Driver  # noqa: E402
 from clickline.training.cluster.embedding_server import EmbeddingServerState  # noqa: E402
 from clickline.training.cluster.job import StateLost, TrainingJob  # noqa: E402
+from clickline.training.cluster.leases import WorkUnit  # noqa: E402
 from clickline.training.cluster.monitor import Monitor  # noqa: E402
 from clickline.training.cluster.policy import Keep, PolicyRules  # noqa: E402
 from clickline.training.cluster.role_log import RoleLog  # noqa: E402
 from clickline.training.cluster.sync_epoch import SyncEpoch  # noqa: E402
-from clickline.training.cluster.work_units import WorkUnit  # noqa: E402
 from clickline.training.cluster.worker import WorkResult  # noqa: E402
 from clickline.training.cluster.worker_group import WorkerFailed, WorkerGroup, WorkerHandle  # noqa: E402
 from clickline.training.cluster.worker_metrics import WorkerReport  # noqa: E402
@@ -183,9 +183,7 @@ class AsyncGroup:
         )
         self.worker = WorkerHandle("worker-0", Role(run_unit=lambda lease: lease), None, 0.0, "here")
         self.workers = {"worker-0": self.worker}
-        self.epoch = AsyncEpoch(
-            cast("Any", self), [WorkUnit(0, number, (), 10) for number in range(3)], None, 1
-        )
+        self.epoch = AsyncEpoch(cast("Any", self), [WorkUnit(0, number) for number in range(3)], None, 1)
         self.under_way: list[int] = []  # units in progress, at each eviction
 
     def wait(self, tasks: list[Any], **_: Any) -> tuple[list[Any], list[Any]]:

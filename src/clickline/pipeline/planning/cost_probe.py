@@ -32,15 +32,14 @@ from clickline.embedding import Tables, save_snapshot
 from clickline.errors import ClicklineError
 from clickline.evaluation.rolling_metrics import RollingMetrics
 from clickline.machine import cores
-from clickline.models.from_config import batch_size_of, holdout_share, plan_of
+from clickline.models.from_config import holdout_share, plan_of
 from clickline.models.model import Model
-from clickline.models.onnx_export import check_export
 from clickline.models.torch_runtime import should_find_ahead
 from clickline.processes import ChildProcess, ParentConnection
 from clickline.records import LabelledRows
 from clickline.storage.storage import Storage
-from clickline.training.batches import Batches
-from clickline.training.train_step import TrainStep
+from clickline.training.batches import Batches, batch_settings
+from clickline.training.train_step import TrainStep, build_train_step
 
 _TIMEOUT = 600.0  # seconds
 _EXIT_SECONDS = 5.0  # to exit after it has closed its socket
@@ -119,21 +118,11 @@ def _probe(request: _ProbeRequest) -> ProbeResult:
     dataset = Dataset.open(Storage(), request.dataset)
     train, threads = config.train, cores()
     plan = plan_of(config, dataset.features, request.rows)
-    file = None if config.model.file is None else Path(config.model.file)
-    train_step = TrainStep(Model.build(dataset.features, plan, threads, file))
-    check_export(train_step.model.network, train_step.model.spec)
+    train_step = build_train_step(config, dataset.features, plan, threads)
     process_bytes = _memory("VmRSS")
     tables = train_step.model.tables
     empty = tables.memory_bytes
-    batches = Batches(
-        dataset,
-        Path(dataset.folder),
-        batch_size_of(train, request.rows),
-        train.seed,
-        time_ordered=train.order == "time",
-        held_out=holdout_share(train),
-        negative_sampling=train.negative_sampling,
-    )
+    batches = Batches(dataset, **batch_settings(train, request.rows, holdout_share(train)))
     built = time.time() - request.started
     for part, ids in enumerate(request.fill):
         _fill(tables, part, ids, plan.seed)

@@ -35,9 +35,7 @@ _LOOK_SECONDS = 1.0
 _LATE_SECONDS = 10.0  # after which a poll ignores the processes that did not answer
 _FIRST_SECONDS = 180.0  # for the phases of a worker's first batch: kernels may have to be compiled
 READ_SECONDS = 180.0  # for rows that all workers wait for: a store may be slow
-STANDSTILL_SECONDS = (
-    180.0  # without progress of any worker, after which all of them are considered deadlocked
-)
+STANDSTILL_SECONDS = 180.0  # without progress of any worker: then all of them are considered deadlocked
 ACTOR_SECONDS = 60.0  # after which a stateful actor that does not answer is lost
 
 
@@ -90,9 +88,7 @@ class Monitor:
         report, progressed = self._reports.get(worker), self._progressed_at.get(worker)
         if report is None or progressed is None or report.phase in _WAITING:
             return ""
-        if (
-            self._silent_for.get(worker, 0.0) > 0.0
-        ):  # its last report says nothing about now: `lose_silent_workers`
+        if self._silent_for.get(worker, 0.0) > 0.0:  # its last report says nothing about now
             return ""
         patience = self._job.group_seconds
         if report.phase == "read":
