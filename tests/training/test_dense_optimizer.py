@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
+from training_doubles import model_plan
 
-from clickline.embedding import AdaGrad, Admission, Constant, Cosine, Ftrl, SlotShape
+from clickline.embedding import Cosine
 from clickline.errors import ArtifactError
 from clickline.models.custom_network import CustomModel
 from clickline.models.model_plan import ModelPlan
@@ -22,29 +23,7 @@ SPEC = NetworkSpec((4, 4), 3, (16, 8), 0.0, False)
 
 
 def plan(**changes: object) -> ModelPlan:
-    values: dict[str, object] = {
-        "network": "deepfm",
-        "network_sha256": None,
-        "slots": (SlotShape("s", 4), SlotShape("t", 4)),
-        "hidden": SPEC.hidden,
-        "dropout": 0.0,
-        "batch_norm": False,
-        "embedding_optimizer": AdaGrad(),
-        "wide_optimizer": Ftrl(),
-        "init_scale": 0.01,
-        "l2": 0.0,
-        "admission": Admission(),
-        "learning_rate": 0.01,
-        "weight_decay": 0.01,
-        "schedule": Constant(),
-        "row_schedule": Constant(),
-        "precision": "fp32",
-        "click_weight": 1.0,
-        "no_click_weight": 1.0,
-        "negative_sampling": 1.0,
-        "seed": 0,
-    }
-    return ModelPlan(**(values | changes))  # type: ignore[arg-type]
+    return model_plan(**({"network": "deepfm", "hidden": SPEC.hidden, "weight_decay": 0.01} | changes))
 
 
 def dense(**changes: object) -> DenseOptimizer:

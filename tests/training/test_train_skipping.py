@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from training_doubles import Heard
 
 from clickline.artifacts.manifest import as_json
 from clickline.artifacts.runs import find_checkpoint
@@ -18,18 +19,9 @@ from clickline.evaluation.report.report_document import LiveEvaluation
 from clickline.models.model import Model
 from clickline.pipeline import flow
 from clickline.pipeline.flow import TrainResult, train
-from clickline.progress import Progress
 from clickline.records import SlotIds
 from clickline.training import run as training
 from clickline.training.run_report import evaluation_from
-
-
-class Heard(Progress):
-    def __init__(self) -> None:
-        self.said: list[str] = []
-
-    def log(self, message: str) -> None:
-        self.said.append(message)
 
 
 class Runs:

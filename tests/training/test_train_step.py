@@ -8,11 +8,11 @@ import json
 import numpy as np
 import pytest
 import torch
+from training_doubles import model_plan
 
 from clickline.embedding import (
     AdaGrad,
     Adam,
-    Admission,
     Constant,
     Cosine,
     Ftrl,
@@ -28,28 +28,7 @@ from clickline.records import EncodedRows, LabelledRows, SlotIds
 from clickline.training.train_step import TrainStep
 
 FEATURES = FeatureSpec((DenseField("x", "x", "none"),), (SlotField("s", "s", 1), SlotField("t", "t", 2)))
-PLAN = ModelPlan(
-    network="wide_deep",
-    network_sha256=None,
-    slots=(SlotShape("s", 4), SlotShape("t", 4)),
-    hidden=(8,),
-    dropout=0.0,
-    batch_norm=False,
-    embedding_optimizer=AdaGrad(0.1),
-    wide_optimizer=Ftrl(),
-    init_scale=0.01,
-    l2=0.0,
-    admission=Admission(),
-    learning_rate=0.01,
-    weight_decay=0.0,
-    schedule=Constant(),
-    row_schedule=Constant(),
-    precision="fp32",
-    click_weight=1.0,
-    no_click_weight=1.0,
-    negative_sampling=1.0,
-    seed=0,
-)
+PLAN = model_plan(embedding_optimizer=AdaGrad(0.1))
 
 
 def train_step(**changes: object) -> TrainStep:

@@ -22,7 +22,7 @@ from clickline.models.calibration import Calibration, calibration_from_json
 from clickline.models.custom_network import CustomModel, load_custom_model
 from clickline.models.model_plan import ModelPlan
 from clickline.models.network_spec import NetworkSpec
-from clickline.models.networks import NETWORKS, build_network
+from clickline.models.networks import build_network
 from clickline.models.torch_runtime import retain_freed_memory
 from clickline.records import LabelledRows
 
@@ -60,20 +60,15 @@ class DenseModel:
             plan.dropout,
             plan.batch_norm,
         )
-        custom = None
-        if plan.network is None:
-            if file is None:
-                raise ArtifactError(
-                    "the model has a custom network, and model.file is not set. Set it to the network's file."
-                )
-            custom = load_custom_model(file, spec, plan.seed, multi=[slot.multi for slot in features.slots])
-            network, uses_wide = custom.network, custom.uses_wide
-        else:
-            network, uses_wide = (
-                build_network(plan.network, spec, plan.seed),
-                NETWORKS[plan.network].uses_wide,
+        if plan.network is not None:
+            network = build_network(plan.network, spec, plan.seed)
+            return DenseModel(features, plan, spec, network, None, network.uses_wide)
+        if file is None:
+            raise ArtifactError(
+                "the model has a custom network, and model.file is not set. Set it to the network's file."
             )
-        return DenseModel(features, plan, spec, network, custom, uses_wide)
+        custom = load_custom_model(file, spec, plan.seed, multi=[slot.multi for slot in features.slots])
+        return DenseModel(features, plan, spec, custom.network, custom, custom.uses_wide)
 
     def probabilities(self, logit_B: torch.Tensor) -> NDArray[np.float32]:
         """Probabilities for all rows: undoes sampling and class weights of training, then applies the calibration."""

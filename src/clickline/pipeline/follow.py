@@ -122,13 +122,10 @@ class _FollowLoop:
             if record and self._records.state(record["number"]) != "learned":  # killed between the two
                 self._records.write(record["number"], record)
         elif config.data.dates.last is not None:
-            flow = run_flow(config, self._progress)
+            start = run_flow(config, self._progress).checkpoint
             hours = DateRange(config.data.dates.first, config.data.dates.last).hours()
-            features = flow.prepared.dataset.features
             self._use(
-                HourlyTrainer.create(
-                    config, features, flow.trained.checkpoint, hours, self._run, threads, self._progress
-                )
+                HourlyTrainer.create(config, start.features, start, hours, self._run, threads, self._progress)
             )
         self._status.report(state="waiting")
 

@@ -50,7 +50,7 @@ from clickline.training.batches import Batches, batch_settings
 from clickline.training.held_out import HeldOutMetrics
 from clickline.training.hour_set import HourSet
 from clickline.training.hourly_plan import check_format, check_shape, hourly_plan
-from clickline.training.train_step import TrainStep, build_train_step
+from clickline.training.train_step import build_train_step
 from clickline.training.warm_start import open_warm_start
 
 _CALIBRATION_ROWS = 200_000  # that the calibration is fitted on at least, once that many exist
@@ -78,14 +78,27 @@ class HourResult:
 class HourlyTrainer:
     """Trains one hour after the other. It is deterministic: the result follows from its config and the hours."""
 
-    def __init__(self, config: Config, train_step: TrainStep, run: Path, progress: Progress) -> None:
+    def __init__(
+        self,
+        config: Config,
+        features: FeatureSpec,
+        plan: ModelPlan,
+        run: Path,
+        threads: int,
+        progress: Progress,
+    ) -> None:
         self._settings = config.train
         self._holdout = config.follow.holdout
-        self._train_step = train_step
+        self._train_step = build_train_step(config, features, plan, threads)
         self._run = run
         self._progress = progress
         limit = config.follow.max_table_memory
         self._memory_limit = memory_limit() // 2 if limit == "auto" else limit
+        minimum = 5 * self.model.tables.needed_bytes // 4  # mostly fixed costs, needed without any id
+        if self._memory_limit < minimum:
+            problem = f"is {human_size(self._memory_limit)}, too little for this model."
+            remedy = f"Give at least {human_size(minimum)}; `clickline plan` estimates what the data need."
+            raise ConfigError([Mistake("clickline.yaml", 0, "follow.max_table_memory", problem, remedy)])
         self._sequence = 0  # of checkpoints
         self._period_hours = hour_step(config.data.train)
         self.newest_hour = -1  # the newest trained hour, by file name; -1: none yet
@@ -114,7 +127,7 @@ class HourlyTrainer:
             )
         plan = hourly_plan(config, features)
         check_shape(checkpoint, plan, run)
-        trainer = cls._new(config, features, plan, run, threads, progress)
+        trainer = cls(config, features, plan, run, threads, progress)
         train_step = trainer._train_step
         arrays = train_step.model.restore(checkpoint)
         train_step.dense.load_state(arrays, step=state.steps)
@@ -138,7 +151,7 @@ class HourlyTrainer:
         progress: Progress,
     ) -> HourlyTrainer:
         """A new model, or one that continues from `start`, which was trained on these hours."""
-        trainer = cls._new(config, features, hourly_plan(config, features), run, threads, progress)
+        trainer = cls(config, features, hourly_plan(config, features), run, threads, progress)
         if start is None and config.train.warm_start is not None:
             start = open_warm_start(Path(config.train.warm_start), features, progress)
         if start is not None:
@@ -155,25 +168,6 @@ class HourlyTrainer:
     def _last_hour_of(self, hour: int) -> int:
         """The last hour of the period that contains `hour`: itself, or the last hour of its day."""
         return hour // self._period_hours * self._period_hours + self._period_hours - 1
-
-    @classmethod
-    def _new(
-        cls,
-        config: Config,
-        features: FeatureSpec,
-        plan: ModelPlan,
-        run: Path,
-        threads: int,
-        progress: Progress,
-    ) -> HourlyTrainer:
-        train_step = build_train_step(config, features, plan, threads)
-        trainer = cls(config, train_step, run, progress)
-        minimum = 5 * train_step.model.tables.needed_bytes // 4  # mostly fixed costs, needed without any id
-        if trainer._memory_limit < minimum:
-            problem = f"is {human_size(trainer._memory_limit)}, too little for this model."
-            remedy = f"Give at least {human_size(minimum)}; `clickline plan` estimates what the data need."
-            raise ConfigError([Mistake("clickline.yaml", 0, "follow.max_table_memory", problem, remedy)])
-        return trainer
 
     @property
     def model(self) -> Model:

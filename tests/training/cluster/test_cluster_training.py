@@ -16,7 +16,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from cluster_home import Heard, cluster_options, config_of, prepared, run, sharing
+from cluster_home import cluster_options, config_of, prepared, run, sharing
+from training_doubles import Heard
 
 import clickline
 from clickline.artifacts.dataset import Dataset

@@ -13,6 +13,8 @@ import pytest
 
 ray = pytest.importorskip("ray", reason="the extra `cluster` is not installed")
 
+from training_doubles import Heard  # noqa: E402
+
 from clickline.artifacts.checkpoint import Position  # noqa: E402
 from clickline.distributed import session as session_module  # noqa: E402
 from clickline.distributed.session import RaySession  # noqa: E402
@@ -51,14 +53,6 @@ def logs_are_closed(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     yield
     for log in made:
         log.close()
-
-
-class RecordingProgress(Progress):
-    def __init__(self) -> None:
-        self.lines: list[str] = []
-
-    def log(self, line: str) -> None:
-        self.lines.append(line)
 
 
 def job(folder: Path, **changes: Any) -> TrainingJob:
@@ -131,12 +125,12 @@ def silent(*_: Any, **__: Any) -> Any:
 
 
 def test_memory_is_reported_once_per_embedding_server(tmp_path: Path) -> None:
-    said = RecordingProgress()
+    said = Heard()
     monitor = open_monitor(tmp_path, said, eviction=None)
     for step in range(5):
         monitor.shards = (state(0.86 + step / 100), state(0.87 + step / 100))
         monitor._check_memory(LIMIT)
-    assert [line.split(" uses ")[0] for line in said.lines] == [
+    assert [line.split(" uses ")[0] for line in said.said] == [
         "cluster: embedding server 0",
         "cluster: embedding server 1",
     ]
