@@ -23,20 +23,9 @@ from clickline.scoring.open_scorer import open_scorer
 from clickline.scoring.stored_sample import read_sample
 from clickline.training.batches import Batches
 
+HOURS = 4
 FIRST = 490896  # 2026-01-01T00 in hours since 1970
 YEAR_2036 = int(datetime(2036, 1, 1, tzinfo=UTC).timestamp())
-
-
-@pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("hours")
-    make_hours(folder, 4, 1500)
-    return folder
-
-
-@pytest.fixture
-def world(tmp_path: Path, made: Path) -> HourWorld:
-    return HourWorld(tmp_path / "ads", made)
 
 
 def redate(world: HourWorld, hour: int, time: int, rows: int = 1) -> None:

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from hour_world import HourWorld, make_hours, same_model
+from hour_world import HourWorld, same_model
 from up_home import Home, eventually
 
 import clickline
@@ -27,18 +27,6 @@ KILL_POINTS = [  # each in the second hour that its learner takes up
     ("clickline.artifacts.registry:Registry", "move", 2, True),
     ("clickline.artifacts.checkpoint", "write_manifest", 2, False),
 ]
-
-
-@pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("hours")
-    make_hours(folder, HOURS, 1500)
-    return folder
-
-
-@pytest.fixture
-def world(tmp_path: Path, made: Path) -> HourWorld:
-    return HourWorld(tmp_path / "ads", made)
 
 
 @pytest.fixture

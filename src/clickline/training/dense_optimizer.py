@@ -57,11 +57,6 @@ class BatchResult:
     grad_wide_B: NDArray[np.float32]
 
     @property
-    def summed_loss(self) -> float:
-        """The weighted loss, summed over the rows."""
-        return self.mean_loss * self.total_weight if self.finite else self.mean_loss
-
-    @property
     def finite(self) -> bool:
         """Whether the loss is finite; if not, the gradients are zeros."""
         return bool(np.isfinite(self.mean_loss))
