@@ -44,17 +44,8 @@ def cluster_rows(cluster: Mapping[str, Any]) -> list[tuple[str, ...]]:
     for one in cluster.get("workers", ()):
         speed = f"{one['rows_per_second']:,.0f} rows/s" if one["rows_per_second"] else ""
         rows_text = f"{one['rows']:,} rows" if one["rows"] else ""
-        rows.append(
-            (
-                one["name"],
-                one["node"],
-                one["state"],
-                one["at"],
-                rows_text,
-                speed,
-                _memory(one["memory"], None),
-            )
-        )
+        memory = _memory(one["memory"], None)
+        rows.append((one["name"], one["node"], one["state"], one["at"], rows_text, speed, memory))
     network = cluster.get("network")
     for one in (*cluster.get("shards", ()), *([network] if network else [])):
         ids = "" if one["ids"] is None else f"{one['ids']:,} ids"
@@ -77,14 +68,10 @@ def cluster_facts(cluster: Mapping[str, Any]) -> dict[str, str]:
         facts["work units"] = f"{leases['done']:,} done, {leases['open']:,} leased, {leases['todo']:,} to do"
     checkpoint = cluster.get("last_checkpoint")
     if checkpoint:
-        stalled = (
-            f", stalled training for {duration(checkpoint['stalled'])}"
-            if checkpoint["stalled"] >= 0.05
-            else ""
-        )
-        facts["checkpoint"] = (
-            f"step {checkpoint['step']:,}, {age(checkpoint['at'])}, took {duration(checkpoint['seconds'])}{stalled}"
-        )
+        took = f"took {duration(checkpoint['seconds'])}"
+        if checkpoint["stalled"] >= 0.05:
+            took += f", stalled training for {duration(checkpoint['stalled'])}"
+        facts["checkpoint"] = f"step {checkpoint['step']:,}, {age(checkpoint['at'])}, {took}"
     events = cluster.get("events")
     if events:
         facts["decision"] = f"{events[-1]['decision']}, {age(events[-1]['at'])}: {events[-1]['reason']}"
