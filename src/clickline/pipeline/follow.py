@@ -47,7 +47,7 @@ from clickline.storage.log_files import DateRange, hour_is_complete, hour_label,
 from clickline.storage.storage import Storage
 from clickline.training.dense_optimizer import Diverged
 from clickline.training.hourly_trainer import HourlyTrainer, HourResult
-from clickline.training.tracker_from_config import tracker_of
+from clickline.training.tracking import tracker_of
 
 
 def follow(config: Config, progress: Progress | None = None, *, backfill: DateRange | None = None) -> None:

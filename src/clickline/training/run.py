@@ -15,8 +15,7 @@ from clickline.training.batches import Batches
 from clickline.training.local_trainer import LocalTrainer
 from clickline.training.metrics_reporter import MetricsReporter
 from clickline.training.run_spec import RunSpec
-from clickline.training.tracker_from_config import tracker_of
-from clickline.training.tracking import RunStatus, Tracker
+from clickline.training.tracking import RunStatus, Tracker, tracker_of
 from clickline.training.train_step import build_train_step
 from clickline.training.training_run import Trainer, TrainingRun
 
