@@ -25,7 +25,7 @@ from clickline.embedding.serving import GatherBatch, PartShape, ServingTable, ga
 from clickline.features import DenseField, FeatureSpec, SlotField
 from clickline.machine import cores
 from clickline.models.from_config import plan_of
-from clickline.models.model import Model
+from clickline.models.model import Model, network_arrays
 from clickline.progress import Progress
 from clickline.publishing.release import Release
 from clickline.publishing.run import publish_release
@@ -110,7 +110,7 @@ def learn(folder: Path, ids: int, dim: int) -> dict[str, Any]:
     run = folder / "run"
     snapshot = begin_snapshot(tables)
     began = time.perf_counter()
-    checkpoint = write_checkpoint(run, 1, snapshot.write, model.weights(), {"dataset": "scale"})
+    checkpoint = write_checkpoint(run, 1, snapshot.write, network_arrays(model.network), {"dataset": "scale"})
     checkpointed = time.perf_counter() - began
 
     ones_B, zeros_B = np.ones(ROWS, np.float32), np.zeros(ROWS, np.uint32)

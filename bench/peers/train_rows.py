@@ -39,7 +39,7 @@ settings = {"batch_size": BATCH, "seed": 0, "time_ordered": False, "held_out": 0
 
 def local() -> Iterator[None]:
     train_step = TrainStep(Model.build(dataset.features, plan, 2))
-    batches = Batches(dataset, Path(dataset.folder), **settings)
+    batches = Batches(dataset, **settings)
     for epoch in range(EPOCHS):
         for rows, _ in batches.epoch(Position(epoch)):
             train_step.run(train_step.prepare(rows))
@@ -73,7 +73,7 @@ else:
     run = Path(config.home, "runs", f"bench-{workers}-{shards}-{how}")
     job = TrainingJob(
         home=Path(config.home), run=run, address=None, dataset=dataset.folder, batches=settings, plan=plan,
-        tables=plan.tables(model.tables.wide_optimizer is not None), model_file=None, sync=how == "sync", staleness=8,
+        tables=plan.tables(model.tables.wide_optimizer is not None), model_file=None, sync=how == "sync", max_staleness=8,
         scale_lr_by_staleness=False, rules=PolicyRules(workers, workers), shards=shards, worker_cpus=max(1.0, 2 / workers),
         worker_memory=None, shard_cpus=0, shard_memory=None, eviction=None, total_rows=0,
     )  # fmt: skip
@@ -85,15 +85,15 @@ else:
             for _ in driver.train_epoch(Position(epoch), None, lambda step: step >= target):
                 yield
 
-    driver.begin((), train_step.dense_state(), 0, 0)
+    driver.begin((), train_step.dense.state(), 0, 0)
     running = pauses()
     next(running)
     print("ready" + json.dumps({}), flush=True)
     for line in sys.stdin:
         if line.strip() == "costs":
-            crew = driver._crew
-            reports = {m.name: crew.ask(m, m.actor.report.remote()) for m in crew.here()}
-            answer({"step": driver.step, "seconds": [report.seconds for report in reports.values()]})
+            group = driver._group
+            reports = [group.worker_result(one, one.actor.report.remote()) for one in group.started_workers()]
+            answer({"step": driver.step, "seconds": [report.seconds for report in reports]})
             continue
         if line.startswith("cut"):  # so many cuts, as training makes them, in so many steps
             _, cuts, count = line.split()
@@ -105,9 +105,9 @@ else:
                 paused = time.perf_counter()
                 folder = begin_checkpoint(run, driver.step)
                 driver.dense_state()
-                parts = driver.freeze(folder, 0.2)
+                parts = driver.begin_snapshots(folder, 0.2)
                 stalled += time.perf_counter() - paused
-                Thread(target=driver.written, args=(parts,)).start()
+                Thread(target=driver.await_snapshots, args=(parts,)).start()
             seconds = time.perf_counter() - began
             answer({"seconds": seconds, "stalled": stalled, "steps": driver.step - first})
             continue

@@ -220,7 +220,10 @@ def counters_of_checkpoint(folder: Path) -> Counters:
     reader = SnapshotReader(folder / "tables.bin")
     records = [piece for table in range(len(reader.tables)) for piece in reader.rows(table)]
     return _sorted(
-        *(np.concatenate([piece[name] for piece in records]) for name in ("id", "show", "click", "hour"))
+        *(
+            np.concatenate([piece[name] for piece in records])
+            for name in ("id", "impression", "click", "hour")
+        )
     )
 
 

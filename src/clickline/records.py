@@ -81,9 +81,8 @@ class NumberColumn:
 
     values_N: NDArray[np.float64]
     offsets_B1: NDArray[np.int64] | None = None
-    precision: int = (
-        53  # bits of the significand in the source: 24 for 32-bit floats; decides how they are printed
-    )
+    # Bits of the significand in the source: 24 for 32-bit floats; decides how they are printed.
+    precision: int = 53
 
 
 RawColumn = TextColumn | IntegerColumn | NumberColumn
@@ -167,13 +166,6 @@ class SlotIds:
     ids_N: NDArray[np.uint64]
     offsets_B1: NDArray[np.int64] | None = None
 
-    def select(self, keep_B: NDArray[np.bool_]) -> SlotIds:
-        if self.offsets_B1 is None:
-            return SlotIds(self.ids_N[keep_B])
-        counts_B = np.diff(self.offsets_B1)
-        offsets = np.concatenate([np.zeros(1, dtype=np.int64), np.cumsum(counts_B[keep_B])])
-        return SlotIds(self.ids_N[np.repeat(keep_B, counts_B)], offsets)
-
     def take(self, index_K: NDArray[np.int64]) -> SlotIds:
         if self.offsets_B1 is None:
             return SlotIds(self.ids_N[index_K])
@@ -197,11 +189,6 @@ class EncodedRows:
     rows: int
     dense_DB: NDArray[np.float32]  # one contiguous row per field
     slots: tuple[SlotIds, ...]
-
-    def select(self, keep_B: NDArray[np.bool_]) -> EncodedRows:
-        """The rows where the mask is true."""
-        slots = tuple(ids.select(keep_B) for ids in self.slots)
-        return EncodedRows(int(keep_B.sum()), self.dense_DB[:, keep_B], slots)
 
     def take(self, index_K: NDArray[np.int64]) -> EncodedRows:
         """The rows at these indices, in this order."""
@@ -232,35 +219,25 @@ class LabelledRows:
 
     def select(self, keep_B: NDArray[np.bool_]) -> LabelledRows:
         """The rows where the mask is true."""
-        return LabelledRows(
-            self.label_B[keep_B],
-            self.weight_B[keep_B],
-            self.impression_B[keep_B],
-            self.click_B[keep_B],
-            self.event_hour_B[keep_B],
-            self.encoded.select(keep_B),
-        )
+        return self.take(np.flatnonzero(keep_B))
 
     def take(self, index_K: NDArray[np.int64]) -> LabelledRows:
         """The rows at these indices, in this order."""
-        return LabelledRows(
-            self.label_B[index_K],
-            self.weight_B[index_K],
-            self.impression_B[index_K],
-            self.click_B[index_K],
-            self.event_hour_B[index_K],
-            self.encoded.take(index_K),
-        )
+        return self._at(index_K, self.encoded.take(index_K))
 
     def slice(self, start: int, stop: int) -> LabelledRows:
         """The rows from `start` up to `stop`, as views."""
+        return self._at(slice(start, stop), self.encoded.slice(start, stop))
+
+    def _at(self, place: Any, encoded: EncodedRows) -> LabelledRows:
+        """The targets at a NumPy index, with the encoded rows there."""
         return LabelledRows(
-            self.label_B[start:stop],
-            self.weight_B[start:stop],
-            self.impression_B[start:stop],
-            self.click_B[start:stop],
-            self.event_hour_B[start:stop],
-            self.encoded.slice(start, stop),
+            self.label_B[place],
+            self.weight_B[place],
+            self.impression_B[place],
+            self.click_B[place],
+            self.event_hour_B[place],
+            encoded,
         )
 
 

@@ -173,6 +173,17 @@ def edit(registry: Registry, number: int, /, **changes: Any) -> None:
 
 
 @pytest.mark.parametrize(
+    "change",
+    [{"rows": "1"}, {"rows": 1.0}, {"rows": True}, {"config": 1}, {"width": None}, {"logit_shift": "0"}],
+)
+def test_values_of_a_manifest_are_not_converted(registry: Registry, change: dict[str, Any]) -> None:
+    publish(registry)
+    edit(registry, 1, **change)
+    with pytest.raises(ArtifactError, match=f"is invalid: {next(iter(change))}: Input should be a valid"):
+        registry.version(1)
+
+
+@pytest.mark.parametrize(
     ("content", "message"),
     [
         (b"", "is not a manifest"),

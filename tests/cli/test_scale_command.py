@@ -58,7 +58,7 @@ def test_driver_gets_the_requested_number(tmp_path: Path, driven: Path, workers:
 
 def test_as_json(tmp_path: Path, driven: Path) -> None:
     done = run("scale", "--workers", "3", "--json", cwd=tmp_path)
-    assert json.loads(done.stdout) == {"run": "abc", "workers": 2, "asked": 3, "most": 6}
+    assert json.loads(done.stdout) == {"run": "abc", "workers": 2, "requested": 3, "most": 6}
     assert requested_workers(driven) == 3
 
 

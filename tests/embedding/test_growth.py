@@ -113,7 +113,11 @@ def test_counters_equal_a_direct_count() -> None:
     for shard in range(64):
         _, admitted, _ = table.copy_shard(shard, -1, 1, np.zeros(0, np.uint8), lambda: None)
         for record in admitted.copy().view(table.layout.record):
-            counted[int(record["id"])] = (int(record["show"]), int(record["click"]), int(record["hour"]))
+            counted[int(record["id"])] = (
+                int(record["impression"]),
+                int(record["click"]),
+                int(record["hour"]),
+            )
     assert counted == {id: (impressions[id], clicks[id], hours[id]) for id in impressions}
 
 
@@ -126,7 +130,7 @@ def test_counters_are_exact_where_float32_is_not() -> None:
     table.begin_snapshot()
     records = [table.copy_shard(s, -1, 1, np.zeros(0, np.uint8), lambda: None)[1].copy() for s in range(64)]
     (record,) = np.concatenate(records).view(table.layout.record)
-    assert record["show"] == 15 * (2**24 + 1)
+    assert record["impression"] == 15 * (2**24 + 1)
 
 
 def test_memory_stays_below_one_and_a_half_times_the_payload() -> None:

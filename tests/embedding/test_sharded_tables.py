@@ -125,7 +125,7 @@ def test_several_parts_count_exactly_and_train_nearly_the_same(
         expected, actual = train_locally(local, batch), sharded.train(batch, parts)
         for one, other in zip(expected, actual, strict=True):
             np.testing.assert_allclose(one, other, atol=2e-5)
-    heads = ["id", "show", "click", "hour", "slot"]
+    heads = ["id", "impression", "click", "hour", "slot"]
     content([shard.tables for shard in sharded.shards], tmp_path)
     paths = [tmp_path / f"part-{number}.bin" for number in range(shards)]
     save_snapshot(local, tmp_path / "local.bin")

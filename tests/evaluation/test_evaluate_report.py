@@ -26,7 +26,7 @@ def test_evaluate_report_matches_the_training_report(config, checkpoint):
     written = json.loads(Path(result.report).read_text())
     assert written == json.loads(json.dumps(result.to_json()))
     trained = report_of(checkpoint)
-    only_of_training = {"asked", "checkpoint", "slots", "progressive"}
+    only_of_training = {"requested", "checkpoint", "slots", "progressive"}
     assert trained.keys() - written.keys() == only_of_training
     assert written.keys() - trained.keys() == {"model", "data"}
     for key in FIELDS:

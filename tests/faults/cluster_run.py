@@ -10,20 +10,15 @@ import signal
 import subprocess
 import sys
 import time
-from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import NamedTuple, TypeVar
-from unittest import mock
-
-import numpy as np
 
 from clickline.artifacts.checkpoint import Checkpoint, latest_checkpoint
 from clickline.artifacts.dataset import Dataset
-from clickline.embedding import AdaGrad, Ftrl, SlotShape, Tables, load_snapshot
-from clickline.embedding.table import Table
 from clickline.storage.storage import Storage
+from id_counters import counters_in, direct_count
 
 CLICKLINE = Path(sys.executable).with_name("clickline")
 MOMENTS = Path(__file__).parent / "moments"
@@ -35,7 +30,7 @@ SETTINGS = {
     "clickline.training.batches": {"WINDOW_ROWS": 8192},  # several units in few rows
     "clickline.training.cluster.job": {"TrainingJob.__init__": 8.0},  # group_seconds
     "clickline.training.cluster.sync_epoch": {"_SILENT_SECONDS": 4.0},
-    "clickline.training.cluster.leases": {"Leases.__init__": 4.0, "Leases.from_json": 4.0},  # patience
+    "clickline.training.cluster.leases": {"PATIENCE_SECONDS": 4.0},
     "clickline.training.cluster.monitor": {
         "_LOOK_SECONDS": 0.1,
         "_LATE_SECONDS": 1.0,
@@ -205,7 +200,7 @@ class ClusterRun:
     def await_step(self, step: int) -> None:
         poll(
             f"step {step}",
-            lambda: self._is_running() and self.status().get("figures", {}).get("step", 0) >= step,
+            lambda: self._is_running() and self.status().get("metrics", {}).get("step", 0) >= step,
         )
 
     def await_checkpoint(self, step: int = 1) -> None:
@@ -244,7 +239,7 @@ class ClusterRun:
         checkpoint = self.checkpoint
         dataset = Dataset.current(Storage(), str(self.project / ".clickline"))
         assert checkpoint.manifest.run.trained_rows == epochs * dataset.splits["train"].rows, self.output()
-        assert counters(checkpoint, dataset) == direct_count(dataset, epochs), self.output()
+        assert counters_in(checkpoint) == direct_count(dataset, epochs=epochs), self.output()
         assert self.status()["state"] == "done"
         if self._reference is not None:
             reference = self._reference
@@ -266,36 +261,6 @@ class ClusterRun:
     def decisions(self, decision: str) -> list[str]:
         """The reasons of the driver's decisions, newest last."""
         return re.findall(rf"Z {decision}: (.*)", self.log("driver"))
-
-
-def counters(checkpoint: Checkpoint, dataset: Dataset) -> dict[int, tuple[float, float]]:
-    """Impressions and clicks of every id in a checkpoint."""
-    found: dict[int, tuple[float, float]] = {}
-
-    def keep(self: Table, records: np.ndarray, *, candidates: bool) -> None:
-        for record in records:
-            assert int(record["id"]) not in found, "an id is in two places"
-            found[int(record["id"])] = float(record["show"]), float(record["click"])
-
-    slots = [SlotShape(slot.name, 4) for slot in dataset.features.slots]
-    with mock.patch.object(Table, "restore", keep):
-        load_snapshot(
-            Tables(slots, embedding_optimizer=AdaGrad(0.05), wide_optimizer=Ftrl()), checkpoint.tables
-        )
-    return found
-
-
-def direct_count(dataset: Dataset, epochs: int) -> dict[int, tuple[float, float]]:
-    """Impressions and clicks of every id in the training rows."""
-    impressions: Counter[int] = Counter()
-    clicks: Counter[int] = Counter()
-    for shard, group, _ in dataset.row_groups("train"):
-        rows = dataset.read(Path(dataset.folder, dataset.splits["train"].shards[shard].file), [group])
-        for slot in rows.encoded.slots:
-            impressions.update(dict(zip(*np.unique(slot.ids_N, return_counts=True), strict=True)))
-            clicked = slot.ids_N[rows.click_B == 1]
-            clicks.update(dict(zip(*np.unique(clicked, return_counts=True), strict=True)))
-    return {int(one): (epochs * count, epochs * clicks[one]) for one, count in impressions.items()}
 
 
 # ── processes ──────────────────────────────────────────────────────────────────────────────────

@@ -14,19 +14,12 @@ import socket
 import subprocess
 import sys
 import time
-from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from clickline.artifacts.checkpoint import Checkpoint, run_result
-from clickline.artifacts.dataset import Dataset
-from clickline.embedding import AdaGrad, Ftrl, SlotShape, Tables, load_snapshot
-from clickline.embedding.table import Table
-from clickline.storage.storage import Storage
 
 _BIN = Path(sys.executable).parent
 _DOUBLES = Path(__file__).parent / "doubles"
@@ -234,7 +227,7 @@ class Training:
     @property
     def checkpoint_step(self) -> int:
         """The step of the last checkpoint; 0: there is none."""
-        return ((self.status().get("last_cut") or {}).get("step")) or 0
+        return ((self.status().get("last_checkpoint") or {}).get("step")) or 0
 
     def events(self) -> str:
         return "\n".join(f"{one['decision']}: {one['reason']}" for one in self.status().get("events", []))
@@ -271,35 +264,3 @@ class Training:
     def auc(self) -> float:
         report = json.loads((self.run / "report.json").read_text())
         return float(report["evaluation"]["auc"])
-
-
-# ── exactly once ───────────────────────────────────────────────────────────────────────────────
-
-
-def expected_counts(home: Path) -> dict[int, tuple[float, float]]:
-    """Shows and clicks of every id in the training rows, counted directly."""
-    dataset = Dataset.current(Storage(), str(home))
-    impressions: Counter[int] = Counter()
-    clicks: Counter[int] = Counter()
-    for shard, group, _ in dataset.row_groups("train"):
-        rows = dataset.read(Path(dataset.folder, dataset.splits["train"].shards[shard].file), [group])
-        for slot in rows.encoded.slots:
-            impressions.update(dict(zip(*np.unique(slot.ids_N, return_counts=True), strict=True)))
-            clicked = slot.ids_N[rows.click_B == 1]
-            clicks.update(dict(zip(*np.unique(clicked, return_counts=True), strict=True)))
-    return {int(one): (float(count), float(clicks[one])) for one, count in impressions.items()}
-
-
-def counted(made: Checkpoint, home: Path, patch: Any) -> Mapping[int, tuple[float, float]]:
-    """Shows and clicks of every id as the shards have them in a checkpoint."""
-    found: dict[int, tuple[float, float]] = {}
-
-    def keep(self: Table, records: Any, *, candidates: Any) -> None:
-        found.update({int(r["id"]): (float(r["show"]), float(r["click"])) for r in records})
-
-    dataset = Dataset.current(Storage(), str(home))
-    slots = [SlotShape(slot.name, 4) for slot in dataset.features.slots]
-    with patch.context() as within:
-        within.setattr(Table, "restore", keep)
-        load_snapshot(Tables(slots, embedding_optimizer=AdaGrad(0.05), wide_optimizer=Ftrl()), made.tables)
-    return found

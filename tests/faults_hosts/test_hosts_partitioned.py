@@ -139,8 +139,8 @@ def test_late_messages_of_a_partitioned_worker_are_refused(
     lines.cut(0)
     lines.cut(1)
     training.until(lambda: f"{away} " in training.events())
-    step = training.status()["figures"]["step"]
-    training.until(lambda: training.status()["figures"]["step"] > step)  # the others continue
+    step = training.status()["metrics"]["step"]
+    training.until(lambda: training.status()["metrics"]["step"] > step)  # the others continue
     assert parted.hosts["far"].runs(training.pid(away))  # it lives, and knows nothing
     before = {shard: training.log(shard).count("refused") for shard in ("shard-0", "shard-1")}
     lines.mend(1)

@@ -12,11 +12,11 @@ from pathlib import Path
 import pytest
 from service import standing_in
 from standin import publish
-from up_home import DOUBLES, Home, free_ports
+from up_home import DOUBLES, Home
 
 from clickline.artifacts.registry import Registry
 from clickline.storage.storage import Storage
-from servers.waiting import eventually
+from servers.waiting import eventually, free_ports, free_serve_ports
 from version_manifests import IMPORT, version_manifest
 
 PUBLISHES = (
@@ -88,19 +88,13 @@ def home(tmp_path: Path) -> Iterator[Home]:
     folder = tmp_path / "ads"
     folder.mkdir()
     made = Home(folder, {"PYTHONPATH": str(DOUBLES), "CLICKLINE_DOUBLES": str(folder)})
-    grpc, http, metrics, studio = free_ports(4)
+    [studio] = free_ports(1)
     made.configure(
         name="ads",
         data={"train": "train.tsv"},
         cache={"dir": "cache"},
         studio={"port": studio},
-        serve={
-            "grpc_port": grpc,
-            "http_port": http,
-            "metrics_port": metrics,
-            "processes": 1,
-            "drain_timeout": 2,
-        },
+        serve={**free_serve_ports(), "processes": 1, "drain_timeout": 2},
     )
     yield made
     assert made.end() == [], "processes were left behind"

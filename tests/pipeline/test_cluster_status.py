@@ -44,8 +44,8 @@ def running() -> JobStatus:
         shards=(ServerStatus("shard-0", "10.0.0.4", 1_204_332, 2 * GIB, 8 * GIB),),
         network=ServerStatus("network", "10.0.0.4", memory=GIB // 2),
         leases=LeaseCounts(61, 1, 12),
-        last_cut=CheckpointStatus(1000, ago(120), 1.25, 0.3),
-        figures=JobMetrics(1204, 2_465_792, 9_863_168, 6100.0, 0.7312, 0.4411),
+        last_checkpoint=CheckpointStatus(1000, ago(120), 1.25, 0.3),
+        metrics=JobMetrics(1204, 2_465_792, 9_863_168, 6100.0, 0.7312, 0.4411),
         events=(
             Event(ago(60), "restart", "shard-0 crashed"),
             Event(ago(60), "resize", "worker-1 left with its node: 1 worker goes on"),
@@ -101,7 +101,7 @@ def test_cluster_status_as_json_is_the_drivers_document(home: Home, driven: Path
     cluster = document["cluster"]
     assert (cluster["state"], cluster["alive"], cluster["run"]) == ("running", True, "abc")
     assert [one["name"] for one in cluster["workers"]] == ["worker-0", "worker-10"]
-    assert cluster["figures"]["auc"] == 0.7312
+    assert cluster["metrics"]["auc"] == 0.7312
 
 
 def test_driver_without_status_yet(home: Home, run: Path) -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hour_world import HourWorld, Stop, Watcher, make_hours, same_model
+from hour_world import HourWorld, Stop, Watcher, same_model
 
 from clickline.data.prepare import hour_dataset as preparing
 from clickline.data.prepare.hour_dataset import prepare_hour
@@ -20,14 +20,8 @@ from clickline.errors import HourNotReady
 from clickline.pipeline.follow import follow
 from clickline.progress import Progress
 
+HOURS = 5
 FIRST = 490896  # 2026-01-01T00 in hours since 1970
-
-
-@pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("hours")
-    make_hours(folder, 5, 1500)
-    return folder
 
 
 @pytest.fixture

@@ -23,20 +23,9 @@ from clickline.scoring.open_scorer import open_scorer
 from clickline.scoring.stored_sample import read_sample
 from clickline.training.batches import Batches
 
+HOURS = 4
 FIRST = 490896  # 2026-01-01T00 in hours since 1970
 YEAR_2036 = int(datetime(2036, 1, 1, tzinfo=UTC).timestamp())
-
-
-@pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("hours")
-    make_hours(folder, 4, 1500)
-    return folder
-
-
-@pytest.fixture
-def world(tmp_path: Path, made: Path) -> HourWorld:
-    return HourWorld(tmp_path / "ads", made)
 
 
 def redate(world: HourWorld, hour: int, time: int, rows: int = 1) -> None:
@@ -70,9 +59,7 @@ def held_out_auc(world: HourWorld, number: int, hour: int) -> float | None:
     scorer = open_scorer(registry, registry.version(number), Path(config.cache.dir), 1)
     try:
         dataset = prepare_hour(config, FIRST + hour, scorer.features, Progress()).dataset
-        batches = Batches(
-            dataset, Path(dataset.folder), 128, config.train.seed, held_out=config.follow.holdout
-        )
+        batches = Batches(dataset, 128, config.train.seed, held_out=config.follow.holdout)
         return evaluate_rows(scorer.probabilities, batches.held_out()).total.auc
     finally:
         scorer.close()
@@ -137,9 +124,7 @@ def test_published_model_is_the_evaluated_one(world: HourWorld):
     scorer = open_scorer(registry_of(config), version, Path(config.cache.dir), 1)
     dataset = prepare_hour(config, FIRST, scorer.features, Progress()).dataset
     scorer.close()
-    held_out = Batches(
-        dataset, Path(dataset.folder), 128, config.train.seed, held_out=config.follow.holdout
-    ).held_out()
+    held_out = Batches(dataset, 128, config.train.seed, held_out=config.follow.holdout).held_out()
     rows = next(held_out)
     sample, _ = read_sample(Path(version.folder), len(scorer.features.slots))
     assert np.array_equal(sample.slots[0].ids_N, rows.encoded.slots[0].ids_N[: config.publish.sample_rows])
@@ -224,7 +209,7 @@ def test_version_stays_published_if_its_held_out_rows_diverge(world: HourWorld):
     config = world.config(option)
     features = FeatureSpec.from_json(world.checkpoint()["features"])
     dataset = prepare_hour(config, FIRST + 1, features, Progress()).dataset
-    batches = Batches(dataset, Path(dataset.folder), 128, config.train.seed, held_out=config.follow.holdout)
+    batches = Batches(dataset, 128, config.train.seed, held_out=config.follow.holdout)
     held_out = np.flatnonzero(batches._held_out_mask(0, 0, dataset.splits["train"].rows))
     lines = world.log(1).read_text().splitlines()
     for row in held_out[:6]:  # clicks and non-clicks: some gradients overflow

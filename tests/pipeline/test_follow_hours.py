@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import threading
-from collections import Counter
 from pathlib import Path
 
 import numpy as np
 import pytest
-from hour_world import HourWorld, Stop, Watcher, make_hours
+from hour_world import HourWorld, Stop, Watcher
 
-from clickline.artifacts.checkpoint import latest_checkpoint
+from clickline.artifacts.checkpoint import Checkpoint, latest_checkpoint
 from clickline.artifacts.from_config import registry_of
 from clickline.data.prepare.hour_dataset import prepare_hour
 from clickline.embedding.serving import ServingTable, merged_blocks
-from clickline.embedding.snapshot import SnapshotReader
 from clickline.errors import (
     ArtifactError,
     ConfigError,
@@ -28,51 +26,22 @@ from clickline.progress import Progress
 from clickline.publishing import run as publishing
 from clickline.scoring.open_scorer import open_scorer
 from clickline.storage.log_files import DateRange
+from id_counters import Counters, counters_in, direct_count
 
+HOURS = 8
 FIRST = 490896  # 2026-01-01T00 in hours since 1970
 
 
-@pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("hours")
-    make_hours(folder, 8, 1500)
-    return folder
+def newest(world: HourWorld) -> Checkpoint:
+    found = latest_checkpoint(world.home / "runs/follow")
+    assert found is not None
+    return found
 
 
-@pytest.fixture
-def world(tmp_path: Path, made: Path) -> HourWorld:
-    return HourWorld(tmp_path / "ads", made)
-
-
-def counted(world: HourWorld, *hours: int) -> dict[int, tuple[float, float]]:
+def counted(world: HourWorld, *hours: int) -> Counters:
     """Impressions and clicks of every id, counted over the logs."""
-    found = latest_checkpoint(world.home / "runs/follow")
-    assert found is not None
-    features = found.features
-    impressions: Counter[int] = Counter()
-    clicks: Counter[int] = Counter()
-    for hour in hours:
-        dataset = prepare_hour(world.config(), FIRST + hour, features, Progress()).dataset
-        for shard, group, _ in dataset.row_groups("train"):
-            rows = dataset.read(Path(dataset.folder, dataset.splits["train"].shards[shard].file), [group])
-            for slot in rows.encoded.slots:
-                impressions.update(dict(zip(*np.unique(slot.ids_N, return_counts=True), strict=True)))
-                clicked = slot.ids_N[rows.click_B == 1]
-                clicks.update(dict(zip(*np.unique(clicked, return_counts=True), strict=True)))
-    return {int(one): (float(count), float(clicks[one])) for one, count in impressions.items()}
-
-
-def trained(world: HourWorld) -> dict[int, tuple[float, float]]:
-    """The same counts in the newest checkpoint."""
-    found = latest_checkpoint(world.home / "runs/follow")
-    assert found is not None
-    reader = SnapshotReader(found.tables)
-    return {
-        int(row["id"]): (float(row["show"]), float(row["click"]))
-        for part in range(len(reader.tables))
-        for rows in reader.rows(part)
-        for row in rows
-    }
+    config, features = world.config(), newest(world).features
+    return direct_count(*(prepare_hour(config, FIRST + hour, features, Progress()).dataset for hour in hours))
 
 
 def served(world: HourWorld) -> set[int]:
@@ -100,7 +69,7 @@ def test_each_hour_is_scored_trained_and_published(world: HourWorld):
     assert [record["version"] for record in records] == [1, 2, 3]
     assert versions[-1].manifest.model.data_until == (FIRST + 3) * 3600
     assert registry_of(world.config()).current().version == 3
-    assert trained(world) == counted(world, 0, 1, 2)
+    assert counters_in(newest(world)) == counted(world, 0, 1, 2)
     assert [facts["last"]["hour"] for facts in watcher.facts if facts.get("last")][-1] == "20260101/02"
 
 
@@ -145,7 +114,7 @@ def test_hours_refused_by_the_gate_are_trained_but_not_published(world: HourWorl
     assert any("20260101/01: the gate refused: AUC is" in line for line in watcher.said)
     assert [version.manifest.model.hour for version in world.versions()] == ["20260101/00", "20260101/02"]
     assert [record["gate"]["passed"] for record in world.records()] == [True, False, True]
-    assert trained(world) == counted(world, 0, 1, 2)
+    assert counters_in(newest(world)) == counted(world, 0, 1, 2)
 
 
 @pytest.mark.slow
@@ -163,7 +132,7 @@ def test_version_with_wrong_scores_is_not_published_and_training_continues(world
     assert any(line.startswith("20260101/01 was not published: the packed files") for line in watcher.said)
     assert [record["version"] for record in world.records()][0::2] == [1, world.versions()[-1].number]
     assert world.records()[1]["version"] is None
-    assert served(world) == trained(world).keys()
+    assert served(world) == counters_in(newest(world)).keys()
 
 
 @pytest.mark.slow
@@ -189,7 +158,7 @@ def test_corrupt_hour_is_skipped_and_can_be_backfilled(world: HourWorld):
     world.log(1).write_text(good)
     world.follow(3, backfill=DateRange("20260101/00", "20260101/02"))
     assert [record["state"] for record in world.records()] == ["learned", "learned", "learned"]
-    assert trained(world) == counted(world, 0, 1, 2)
+    assert counters_in(newest(world)) == counted(world, 0, 1, 2)
     assert world.versions()[-1].manifest.model.hour == "20260101/01"
 
 
@@ -239,7 +208,7 @@ def test_missing_hour_is_skipped_if_configured(world: HourWorld):
     assert [record["state"] for record in world.records()] == ["learned", "skipped", "learned"]
     world.arrive(1)
     world.follow(3, backfill=DateRange("20260101/01", "20260101/01"))
-    assert trained(world) == counted(world, 0, 1, 2)
+    assert counters_in(newest(world)) == counted(world, 0, 1, 2)
 
 
 @pytest.mark.slow
@@ -256,7 +225,7 @@ def test_backfilled_range_gets_one_version(world: HourWorld):
     assert "backfill: 4 of 6 hours to train" in watcher.said
     # The range first, then the hours of the config; each of them once.
     assert [version.manifest.model.hour for version in world.versions()] == ["20260101/05", "20260101/00"]
-    assert trained(world) == counted(world, 0, 1, 2, 3, 5)
+    assert counters_in(newest(world)) == counted(world, 0, 1, 2, 3, 5)
 
 
 def test_hour_without_rows_counts_as_trained(world: HourWorld):
@@ -287,7 +256,7 @@ def test_history_is_trained_before_new_hours(world: HourWorld):
         "20260101/05",
     ]
     assert any(line.startswith("warm start from") for line in watcher.said)
-    assert trained(world) == counted(world, *range(6))
+    assert counters_in(newest(world)) == counted(world, *range(6))
 
 
 @pytest.mark.slow
@@ -300,7 +269,7 @@ def test_tables_stay_within_max_table_memory(world: HourWorld):
     assert all(record["memory"] <= bound for record in records)
     assert sum(record["evicted"] for record in records) > 0
     assert any("the sparse tables reached follow.max_table_memory, 1.8 MiB" in line for line in watcher.said)
-    assert served(world) == trained(world).keys()
+    assert served(world) == counters_in(newest(world)).keys()
 
 
 def test_too_small_max_table_memory_is_refused(world: HourWorld):
@@ -318,8 +287,8 @@ def test_eviction_and_decay_run_each_hour(world: HourWorld):
     records = world.records()
     assert all(record["evicted"] > 0 for record in records[2:])
     assert all(record["ids"] < 1.3 * records[1]["ids"] for record in records)
-    assert served(world) == trained(world).keys()
-    impressions = [show for show, _ in trained(world).values()]
+    assert served(world) == counters_in(newest(world)).keys()
+    impressions = [show for show, _ in counters_in(newest(world)).values()]
     assert any(show != int(show) for show in impressions)
 
 
@@ -332,7 +301,7 @@ def test_evicted_ids_are_tombstones_in_the_delta(world: HourWorld):
     last = world.versions()[-1].manifest
     assert last.table == "delta"
     assert last.tombstones == world.records()[-1]["evicted"] > 0
-    assert served(world) == trained(world).keys()
+    assert served(world) == counters_in(newest(world)).keys()
 
 
 @pytest.mark.slow

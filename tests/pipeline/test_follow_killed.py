@@ -6,9 +6,11 @@ import shutil
 from pathlib import Path
 
 import pytest
-from hour_world import HourWorld, make_hours, same_model
+from hour_world import HourWorld, same_model
 
 from clickline.artifacts.from_config import registry_of
+
+HOURS = 9
 
 pytestmark = pytest.mark.slow
 
@@ -28,13 +30,6 @@ MOMENTS = {
     "the checkpoint is half written": ("clickline.artifacts.checkpoint", "write_manifest", 2, False),
     "the checkpoint is complete": ("clickline.artifacts.checkpoint", "write_manifest", 2, True),
 }
-
-
-@pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("hours")
-    make_hours(folder, 9, 1500)
-    return folder
 
 
 def test_model_is_bit_identical_after_kills_in_every_stage(tmp_path: Path, made: Path):

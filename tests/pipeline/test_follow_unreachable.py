@@ -12,12 +12,14 @@ from urllib.request import urlopen
 
 import pytest
 import s3fs
-from hour_world import HourWorld, Stop, Watcher, make_hours, same_model
-from up_home import eventually, free_ports
+from hour_world import HourWorld, Stop, Watcher, same_model
 
 from clickline.artifacts.from_config import registry_of
 from clickline.config import Config
 from clickline.pipeline.follow import follow
+from servers.waiting import eventually, free_ports
+
+HOURS = 4
 
 pytestmark = pytest.mark.slow
 
@@ -86,13 +88,6 @@ def store(monkeypatch: pytest.MonkeyPatch) -> Iterator[Store]:
         yield store
     finally:
         store.kill()
-
-
-@pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("hours")
-    make_hours(folder, 4, 1500)
-    return folder
 
 
 @pytest.fixture

@@ -10,11 +10,12 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from hour_world import HourWorld, make_hours, same_model
-from up_home import Home, eventually, free_ports
+from hour_world import HourWorld, same_model
+from up_home import Home, eventually
 
 import clickline
 from clickline.errors import ClicklineError
+from servers.waiting import free_serve_ports
 
 pytestmark = pytest.mark.slow
 
@@ -28,18 +29,6 @@ KILL_POINTS = [  # each in the second hour that its learner takes up
 ]
 
 
-@pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("hours")
-    make_hours(folder, HOURS, 1500)
-    return folder
-
-
-@pytest.fixture
-def world(tmp_path: Path, made: Path) -> HourWorld:
-    return HourWorld(tmp_path / "ads", made)
-
-
 @pytest.fixture
 def home(world: HourWorld) -> Iterator[Home]:
     kill_points = world.folder / "kill_points"
@@ -47,17 +36,7 @@ def home(world: HourWorld) -> Iterator[Home]:
     path = Path(__file__).parent / "kill_points"
     made = Home(world.folder, {"PYTHONPATH": str(path), "CLICKLINE_KILL_POINTS": str(kill_points)})
     made.up = world.home / "up"
-    grpc, http, metrics = free_ports(3)
-    made.configure(
-        serve={
-            "grpc_port": grpc,
-            "http_port": http,
-            "metrics_port": metrics,
-            "processes": 1,
-            "drain_timeout": 3,
-            "poll_interval": 0.2,
-        }
-    )
+    made.configure(serve={**free_serve_ports(), "processes": 1, "drain_timeout": 3, "poll_interval": 0.2})
     yield made
     assert made.end() == [], "processes were left behind"
 

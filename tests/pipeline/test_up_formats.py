@@ -7,7 +7,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from up_home import Home, free_ports
+from up_home import Home
+
+from servers.waiting import free_serve_ports
 
 pytestmark = pytest.mark.slow
 
@@ -51,15 +53,8 @@ def test_up_from_an_empty_folder_to_a_scored_request(empty: Home, preset: str, e
         "--cardinality",
         "50",
     )
-    grpc, http, metrics = free_ports(3)
     empty.configure(
-        serve={
-            "grpc_port": grpc,
-            "http_port": http,
-            "metrics_port": metrics,
-            "processes": 1,
-            "drain_timeout": 2,
-        },
+        serve={**free_serve_ports(), "processes": 1, "drain_timeout": 2},
         tracking={"enabled": False},
         cache={"dir": "cache"},
         gate={"auc": 0.55},

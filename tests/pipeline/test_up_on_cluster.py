@@ -10,11 +10,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from up_home import Home, eventually, free_ports
+from up_home import Home, eventually
 
 from clickline.data.sample.generate import SampleOptions, generate
 from clickline.progress import Progress
 from clickline.training.cluster.job_status import read_status
+from servers.waiting import free_serve_ports
 
 # `make test` has a pipeline on Ray to its endpoint in tests/deploy/pods.
 pytestmark = pytest.mark.faults
@@ -27,7 +28,6 @@ def clustered(tmp_path: Path) -> Iterator[Home]:
     folder = tmp_path / "ads"
     folder.mkdir()
     made = Home(folder, {})
-    grpc, http, metrics = free_ports(3)
     generate(
         SampleOptions(format="criteo", rows=6000, out=folder / "data", seed=3, cardinality=2000), Progress()
     )
@@ -46,13 +46,7 @@ def clustered(tmp_path: Path) -> Iterator[Home]:
         },
         gate={"extra_epochs": 0},
         tracking={"enabled": False},
-        serve={
-            "grpc_port": grpc,
-            "http_port": http,
-            "metrics_port": metrics,
-            "processes": 1,
-            "drain_timeout": 3,
-        },
+        serve={**free_serve_ports(), "processes": 1, "drain_timeout": 3},
     )
     yield made
     assert made.end() == [], "processes were left behind"
@@ -64,7 +58,7 @@ def test_up_on_a_cluster_to_a_scored_request_with_processes_in_status(clustered:
     def learning() -> dict[str, Any] | None:
         assert up.poll() is None, clustered.output(up)
         found = read_status(clustered.folder / ".clickline")
-        return found if found and (found.get("figures") or {}).get("step") else None
+        return found if found and (found.get("metrics") or {}).get("step") else None
 
     eventually(learning, 240)
     clustered.note_processes()

@@ -14,12 +14,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from up_home import Home, eventually, free_ports
+from up_home import Home, eventually
 
 import clickline
 from clickline.config import load_config
 from clickline.data.sample.generate import SampleOptions, generate
 from clickline.progress import Progress
+from servers.waiting import free_serve_ports
 
 pytestmark = pytest.mark.slow
 
@@ -30,7 +31,6 @@ def real(tmp_path: Path) -> Iterator[Home]:
     folder = tmp_path / "ads"
     folder.mkdir()
     made = Home(folder, {})
-    grpc, http, metrics = free_ports(3)
     made.configure(
         name="ads",
         cache={"dir": "cache"},
@@ -38,13 +38,7 @@ def real(tmp_path: Path) -> Iterator[Home]:
         train={"batch_size": 128},
         gate={"auc": 0.55, "extra_epochs": 0},
         tracking={"enabled": False},
-        serve={
-            "grpc_port": grpc,
-            "http_port": http,
-            "metrics_port": metrics,
-            "processes": 2,
-            "drain_timeout": 3,
-        },
+        serve={**free_serve_ports(), "processes": 2, "drain_timeout": 3},
     )
     yield made
     assert made.end() == [], "processes were left behind"

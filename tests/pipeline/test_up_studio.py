@@ -10,7 +10,9 @@ from typing import Any
 
 import httpx
 import pytest
-from up_home import Home, eventually, free_ports
+from up_home import Home, eventually
+
+from servers.waiting import free_ports
 
 pytestmark = pytest.mark.slow
 

@@ -16,7 +16,7 @@ from typing import Any
 import yaml
 
 from clickline.processes import Process, descendants, still_alive
-from servers.waiting import eventually, free_ports
+from servers.waiting import eventually, free_serve_ports
 
 SCRIPT = Path(sys.executable).parent / "clickline"
 DOUBLES = Path(__file__).parent / "doubles"
@@ -130,18 +130,11 @@ def home_of_doubles(folder: Path, environment: dict[str, str]) -> Iterator[Home]
     """A home whose stages are test doubles, see doubles/sitecustomize.py; checks that no process is left at the end."""
     folder.mkdir()
     made = Home(folder, {"PYTHONPATH": str(DOUBLES), "CLICKLINE_DOUBLES": str(folder), **environment})
-    grpc, http, metrics = free_ports(3)
     made.configure(
         name="ads",
         data={"train": "train.tsv"},
         cache={"dir": "cache"},
-        serve={
-            "grpc_port": grpc,
-            "http_port": http,
-            "metrics_port": metrics,
-            "processes": 1,
-            "drain_timeout": 2,
-        },
+        serve={**free_serve_ports(), "processes": 1, "drain_timeout": 2},
     )
     yield made
     assert made.end() == [], "processes were left behind"

@@ -27,3 +27,8 @@ def free_ports(count: int) -> list[int]:
         for one in found:
             one.bind(("127.0.0.1", 0))
         return [one.getsockname()[1] for one in found]
+
+
+def free_serve_ports() -> dict[str, int]:
+    """Free ports for the section `serve` of a config."""
+    return dict(zip(("grpc_port", "http_port", "metrics_port"), free_ports(3), strict=True))

@@ -10,11 +10,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from clickline.artifacts.checkpoint import Position
-from clickline.artifacts.dataset import Dataset, concat_rows
+from clickline.artifacts.dataset import Dataset, Shard, Split, concat_rows
+from clickline.features import FeatureSpec
 from clickline.records import EncodedRows, LabelledRows, SlotIds
 from clickline.storage.storage import Storage
 from clickline.training import batches as module
-from clickline.training.batches import Batches
+from clickline.training.batches import WINDOW_ROWS, Batches
 
 
 @pytest.fixture
@@ -29,7 +30,7 @@ def signature(rows: LabelledRows) -> list[bytes]:
 
 
 def test_every_row_comes_once_per_epoch_in_a_new_order(dataset):
-    made = Batches(dataset, Path(dataset.folder), 256, seed=1)
+    made = Batches(dataset, 256, seed=1)
     stored = concat_rows(
         [
             dataset.read(Path(dataset.folder, shard.file), range(len(shard.row_groups)))
@@ -44,7 +45,7 @@ def test_every_row_comes_once_per_epoch_in_a_new_order(dataset):
 
 
 def test_batches_are_the_same_from_any_position(dataset):
-    made = Batches(dataset, Path(dataset.folder), 500, seed=2)
+    made = Batches(dataset, 500, seed=2)
     whole = list(made.epoch(Position(3)))
     assert whole[-1][1] == Position(4)
     for n in (0, 1, len(whole) // 2, len(whole) - 2):
@@ -103,3 +104,33 @@ def test_newest_hour_is_one_that_enough_rows_have_reached(strays, rows, newest):
     unknown = np.full(10 * rows, -1, dtype=np.int32)  # of other files: they do not count
     assert module._clip_stray_hours(np.concatenate((hours, unknown))).max() == newest
     assert np.array_equal(module._clip_stray_hours(unknown), unknown)
+
+
+def dataset_of(*shards: tuple[int, ...]) -> Dataset:
+    """A manifest alone: nothing of the arithmetic reads a row."""
+    made = tuple(Shard(f"train-{n:05}.parquet", sum(rows), rows, 0, "") for n, rows in enumerate(shards))
+    features = FeatureSpec((), ())
+    return Dataset("", "d", features, {}, {"train": Split(made, {})})
+
+
+groups = st.lists(st.lists(st.integers(1, WINDOW_ROWS), max_size=6).map(tuple), min_size=1, max_size=5)
+
+
+@given(groups, st.integers(0, 2**31 - 1), st.integers(0, 50), st.booleans())
+def test_windows_of_an_epoch_have_every_row_group_once(
+    shards: list[tuple[int, ...]], seed: int, epoch: int, time_ordered: bool
+) -> None:
+    dataset = dataset_of(*shards)
+    windows = Batches(dataset, 256, seed, time_ordered=time_ordered).windows(epoch)
+    rows = {(shard, group): count for shard, group, count in dataset.row_groups("train")}
+    dealt = [place for window in windows for place in window]
+    assert (dealt if time_ordered else sorted(dealt)) == list(rows)
+    assert all(sum(rows[place] for place in window) <= WINDOW_ROWS for window in windows)
+
+
+def test_order_of_a_seed_and_epoch_is_stable() -> None:
+    """Checkpoints name their place in it: another order would learn rows twice and others never."""
+    dataset = dataset_of((70_000, 60_000, 50_000), (70_000, 60_000))
+    windows = Batches(dataset, 256, 5).windows
+    assert windows(0) == [[(1, 1), (1, 0)], [(0, 1), (0, 2)], [(0, 0)]]
+    assert windows(1) == [[(0, 2), (0, 0)], [(1, 1), (1, 0)], [(0, 1)]]

@@ -6,20 +6,13 @@ from pathlib import Path
 from threading import Event
 
 import pytest
+from training_doubles import Heard
 
 from clickline.artifacts.checkpoint import Checkpoint, CheckpointManifest
 from clickline.config.sections import TrainSection
 from clickline.progress import Progress
 from clickline.training.checkpoint_writer import CheckpointWriter
 from clickline.training.cluster.job import StateLost
-
-
-class RecordingProgress(Progress):
-    def __init__(self) -> None:
-        self.lines: list[str] = []
-
-    def log(self, message: str) -> None:
-        self.lines.append(message)
 
 
 def written() -> Checkpoint:
@@ -71,12 +64,12 @@ def test_checkpoint_lost_with_an_embedding_server_is_reported_once_and_the_next_
         ended.set()
         raise StateLost("an embedding server was lost while it wrote its snapshot")
 
-    progress = RecordingProgress()
+    progress = Heard()
     writer = CheckpointWriter(settings(10), progress)
     with writer:
         writer.begin(40, lose)
         writer._pool.shutdown()  # it has ended
         assert [writer.due(step) for step in (900, 901, 909, 910)] == [False, False, False, True]
     assert ended.is_set()
-    [line] = progress.lines
+    [line] = progress.said
     assert line.startswith("the checkpoint of step 40 was not written: an embedding server was lost while")

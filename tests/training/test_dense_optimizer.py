@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
+from training_doubles import model_plan
 
-from clickline.embedding import AdaGrad, Admission, Constant, Cosine, Ftrl, SlotShape
+from clickline.embedding import Cosine
 from clickline.errors import ArtifactError
 from clickline.models.custom_network import CustomModel
 from clickline.models.model_plan import ModelPlan
@@ -22,29 +23,7 @@ SPEC = NetworkSpec((4, 4), 3, (16, 8), 0.0, False)
 
 
 def plan(**changes: object) -> ModelPlan:
-    values: dict[str, object] = {
-        "network": "deepfm",
-        "network_sha256": None,
-        "slots": (SlotShape("s", 4), SlotShape("t", 4)),
-        "hidden": SPEC.hidden,
-        "dropout": 0.0,
-        "batch_norm": False,
-        "embedding_optimizer": AdaGrad(),
-        "wide_optimizer": Ftrl(),
-        "init_scale": 0.01,
-        "l2": 0.0,
-        "admission": Admission(),
-        "learning_rate": 0.01,
-        "weight_decay": 0.01,
-        "schedule": Constant(),
-        "row_schedule": Constant(),
-        "precision": "fp32",
-        "click_weight": 1.0,
-        "no_click_weight": 1.0,
-        "negative_sampling": 1.0,
-        "seed": 0,
-    }
-    return ModelPlan(**(values | changes))  # type: ignore[arg-type]
+    return model_plan(**({"network": "deepfm", "hidden": SPEC.hidden, "weight_decay": 0.01} | changes))
 
 
 def dense(**changes: object) -> DenseOptimizer:
@@ -198,7 +177,8 @@ def test_input_gradients_are_of_the_summed_loss_for_any_part():
     for name in ("grad_inputs_BI", "grad_wide_B", "logit_B"):
         together = np.concatenate([getattr(piece, name) for piece in parts])
         assert np.allclose(together, getattr(all_of_it, name), atol=1e-5), name
-    assert sum(piece.summed_loss for piece in parts) == pytest.approx(all_of_it.summed_loss, rel=1e-5)
+    summed = sum(piece.mean_loss * piece.total_weight for piece in parts)
+    assert summed == pytest.approx(all_of_it.mean_loss * all_of_it.total_weight, rel=1e-5)
     assert sum(piece.total_weight for piece in parts) == pytest.approx(all_of_it.total_weight)
 
 
@@ -207,7 +187,7 @@ def test_empty_part_contributes_nothing(network):
     one = dense(network=network)
     one.compute(*batch(0, 8))
     computed = one.compute(*part(batch(1, 8), 8, 8))
-    assert (computed.summed_loss, computed.total_weight, computed.finite) == (0.0, 0.0, True)
+    assert (computed.mean_loss, computed.total_weight, computed.finite) == (0.0, 0.0, True)
     assert computed.grad_inputs_BI.shape == (0, SPEC.width)
     assert computed.grad_wide_B.shape == computed.logit_B.shape == (0,)
     assert not one.gradient().any()
@@ -219,7 +199,7 @@ def test_batch_with_zero_weight_changes_nothing():
     rows, inputs_BI, wide_B = batch(0, 8)
     rows.weight_B[:] = 0
     computed = one.compute(rows, inputs_BI, wide_B)
-    assert (computed.total_weight, computed.summed_loss) == (0.0, 0.0)
+    assert (computed.total_weight, computed.mean_loss) == (0.0, 0.0)
     other.update(one.gradient(), 0.0)
     one.update(None, 0.0)
     assert np.array_equal(one.weights(), before)
@@ -235,7 +215,7 @@ def test_network_is_unchanged_until_the_update():
     whole = batch(5, 32)
     first = one.compute(*whole), one.gradient().copy()
     again = one.compute(*whole), one.gradient().copy()  # after a sum that failed
-    assert first[0].summed_loss == again[0].summed_loss
+    assert first[0].mean_loss == again[0].mean_loss
     assert np.array_equal(first[1], again[1])
     one.update(None, again[0].total_weight)
     learn(once, whole)
@@ -269,7 +249,6 @@ def test_non_finite_loss_reaches_all_workers_and_leaves_no_gradient():
     before = one.weights()
     computed = one.compute(*part(whole, 0, 10))
     assert not computed.finite
-    assert not np.isfinite(computed.summed_loss)
     assert not computed.grad_inputs_BI.any()
     assert not np.isfinite(one.gradient()[LOSS])
     assert np.array_equal(one.weights(), before)

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from training_doubles import model_plan
 
-from clickline.embedding import AdaGrad, Admission, Constant, Ftrl, SlotShape
+from clickline.embedding import AdaGrad, Ftrl, SlotShape
 from clickline.evaluation.binary_metrics import MetricCounts, Metrics
 from clickline.features import DenseField, FeatureSpec, SlotField
 from clickline.models.model import Model
-from clickline.models.model_plan import ModelPlan
 from clickline.records import EncodedRows, LabelledRows, SlotIds
 from clickline.training.train_step import TrainStep
 
@@ -37,27 +37,13 @@ def rows() -> LabelledRows:
 
 def learned(network: str, dim: int) -> Metrics:
     """How good the model is on the last sixth of the rows, having learned the others once."""
-    plan = ModelPlan(
+    plan = model_plan(
         network=network,
-        network_sha256=None,
         slots=tuple(SlotShape(f"s{s}", dim) for s in range(SLOTS)),
         hidden=(16,),
-        dropout=0.0,
-        batch_norm=False,
         embedding_optimizer=AdaGrad(0.05, 0.001),
         wide_optimizer=Ftrl(0.05),
-        init_scale=0.01,
-        l2=0.0,
-        admission=Admission(),
         learning_rate=0.001,
-        weight_decay=0.0,
-        schedule=Constant(),
-        row_schedule=Constant(),
-        precision="fp32",
-        click_weight=1.0,
-        no_click_weight=1.0,
-        negative_sampling=1.0,
-        seed=0,
     )
     train_step = TrainStep(Model.build(FEATURES, plan, threads=2))
     whole, last = rows(), ROWS * 5 // 6

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from training_doubles import Heard
 
 import clickline
 from clickline.artifacts.dataset import Dataset, concat_rows
@@ -21,7 +22,6 @@ from clickline.evaluation.curves import curves
 from clickline.evaluation.report import report_document as documents
 from clickline.models.model import open_checkpoint
 from clickline.pipeline.flow import TrainResult, train
-from clickline.progress import Progress
 from clickline.storage.storage import Storage
 from clickline.training import run as training
 from clickline.training.local_trainer import LocalTrainer
@@ -31,14 +31,6 @@ KEYS = {
     "format", "run", "config", "lineage", "evaluation", "curves", "learning", "epochs", "importance",
     "importance_rows", "slot_table", "drift", "current", "gate", "notes",
 }  # fmt: skip
-
-
-class Heard(Progress):
-    def __init__(self) -> None:
-        self.said: list[str] = []
-
-    def log(self, message: str) -> None:
-        self.said.append(message)
 
 
 def trained(project: Path, *overrides: str) -> tuple[TrainResult, dict, list[str]]:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from training_doubles import Heard
 
 from clickline.artifacts.manifest import as_json
 from clickline.artifacts.runs import find_checkpoint
@@ -18,18 +19,9 @@ from clickline.evaluation.report.report_document import LiveEvaluation
 from clickline.models.model import Model
 from clickline.pipeline import flow
 from clickline.pipeline.flow import TrainResult, train
-from clickline.progress import Progress
 from clickline.records import SlotIds
 from clickline.training import run as training
 from clickline.training.run_report import evaluation_from
-
-
-class Heard(Progress):
-    def __init__(self) -> None:
-        self.said: list[str] = []
-
-    def log(self, message: str) -> None:
-        self.said.append(message)
 
 
 class Runs:
@@ -102,7 +94,7 @@ def test_changed_gate_is_checked_against_the_stored_metrics(runs):
     lower = runs.train("gate.auc=0.51")
     assert (lower.reused, runs.built) == (True, 0)
     assert "only the gate was changed" in runs.said[0]
-    assert json.loads(first.report.read_text())["asked"]["gate"]["auc"] == 0.51
+    assert json.loads(first.report.read_text())["requested"]["gate"]["auc"] == 0.51
     with pytest.raises(GateRefused, match=f"AUC is {auc:.6g}, below gate.auc 0.99") as refused:
         runs.train("gate.auc=0.99")
     assert (len(refused.value.reasons), refused.value.report) == (1, first.report)
@@ -166,7 +158,7 @@ def test_more_epochs_or_another_stopping_rule_continue_the_run(runs):
 def test_report_of_an_earlier_release_is_not_reused(runs):
     first = runs.train()
     report = json.loads(first.report.read_text())
-    del report["asked"]
+    del report["requested"]
     first.report.write_text(json.dumps(report))
     assert not runs.train().reused
     assert runs.train().reused

@@ -8,11 +8,11 @@ import json
 import numpy as np
 import pytest
 import torch
+from training_doubles import model_plan
 
 from clickline.embedding import (
     AdaGrad,
     Adam,
-    Admission,
     Constant,
     Cosine,
     Ftrl,
@@ -22,34 +22,13 @@ from clickline.embedding import (
 )
 from clickline.errors import ArtifactError, ClicklineError
 from clickline.features import DenseField, FeatureSpec, SlotField
-from clickline.models.model import Model
+from clickline.models.model import Model, network_arrays
 from clickline.models.model_plan import ModelPlan
 from clickline.records import EncodedRows, LabelledRows, SlotIds
 from clickline.training.train_step import TrainStep
 
 FEATURES = FeatureSpec((DenseField("x", "x", "none"),), (SlotField("s", "s", 1), SlotField("t", "t", 2)))
-PLAN = ModelPlan(
-    network="wide_deep",
-    network_sha256=None,
-    slots=(SlotShape("s", 4), SlotShape("t", 4)),
-    hidden=(8,),
-    dropout=0.0,
-    batch_norm=False,
-    embedding_optimizer=AdaGrad(0.1),
-    wide_optimizer=Ftrl(),
-    init_scale=0.01,
-    l2=0.0,
-    admission=Admission(),
-    learning_rate=0.01,
-    weight_decay=0.0,
-    schedule=Constant(),
-    row_schedule=Constant(),
-    precision="fp32",
-    click_weight=1.0,
-    no_click_weight=1.0,
-    negative_sampling=1.0,
-    seed=0,
-)
+PLAN = model_plan(embedding_optimizer=AdaGrad(0.1))
 
 
 def train_step(**changes: object) -> TrainStep:
@@ -107,13 +86,13 @@ def test_state_is_complete(schedule):
     rows = [batch(rng) for _ in range(6)]
     for part in rows[:3]:
         learn(one, part)
-    state = one.dense_state()
+    state = one.dense.state()
     after = [learn(one, part) for part in rows[3:]]
     again = train_step(schedule=schedule, row_schedule=schedule, dropout=0.3)
     for part in rows[:3]:
         learn(again, part)
     torch.manual_seed(99)
-    again.load_dense_state(state, step=3)
+    again.dense.load_state(state, step=3)
     assert [learn(again, part) for part in rows[3:]] == after
 
 
@@ -121,10 +100,10 @@ def test_non_finite_loss_raises_and_leaves_the_weights():
     rows = batch(np.random.default_rng(2))
     rows.encoded.dense_DB[0, 0] = np.inf
     one = train_step()
-    before = one.model.weights()
+    before = network_arrays(one.model.network)
     with pytest.raises(ClicklineError, match=r"training has diverged\. Lower train\.learning_rate"):
         learn(one, rows)
-    for name, value in one.model.weights().items():
+    for name, value in network_arrays(one.model.network).items():
         assert np.array_equal(value, before[name])
 
 

@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
+from training_doubles import Heard
 
 from clickline.artifacts.checkpoint import latest_checkpoint
 from clickline.artifacts.dataset import Dataset
@@ -29,18 +30,6 @@ from clickline.training.batches import Batches
 from clickline.training.train_step import TrainStep
 
 CLICKLINE = str(Path(sys.executable).with_name("clickline"))
-
-
-class Heard(Progress):
-    def __init__(self) -> None:
-        self.said: list[str] = []
-        self.notes: list[str] = []
-
-    def log(self, message: str) -> None:
-        self.said.append(message)
-
-    def note(self, figures: str) -> None:
-        self.notes.append(figures)
 
 
 def run(project: Path, *overrides: str, progress: Progress | None = None) -> TrainResult:

@@ -33,7 +33,7 @@ from clickline.records import EncodedRows, LabelledRows, SlotIds
 from clickline.storage.storage import Storage
 from clickline.validation import validate
 
-DATASET_FORMAT = 3
+DATASET_FORMAT = 4
 
 _ID = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]*")
 

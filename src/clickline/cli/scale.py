@@ -36,7 +36,7 @@ def scale(
     status = request_workers(UpFolder(config).home, workers)
     now = sum(one["state"] != "lost" for one in status.get("workers", ()))
     if as_json:
-        emit({"run": status["run"], "workers": now, "asked": workers, "most": status.get("most")})
+        emit({"run": status["run"], "workers": now, "requested": workers, "most": status.get("most")})
         return
     typer.echo(f"run {status['run']}: {_current(now)}; {_change(now, workers)}")
 

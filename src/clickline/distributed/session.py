@@ -52,10 +52,9 @@ class RaySession:
     Ray's own calls about the cluster wait for its head, and if that is gone, Ray ends the whole process after 60
     seconds. So this class queries the head with a timeout; without an answer, the last known state is used."""
 
-    def __init__(self, *, embedded: bool) -> None:
+    def __init__(self) -> None:
         import ray
 
-        self.embedded = embedded
         self.address: str = ray.get_runtime_context().gcs_address
         self.node_id: str = ray.get_runtime_context().get_node_id()
         self._nodes: list[ClusterNode] = []
@@ -167,7 +166,7 @@ def open_session(
         ) from error
 
     if ray.is_initialized():
-        shared = RaySession(embedded=False)
+        shared = RaySession()
         _check_nodes(shared, home)
         yield shared
         return
@@ -182,7 +181,7 @@ def open_session(
                     stack.enter_context(join_cluster(head))
                 stack.callback(_shut_down)
                 _init(address=head)
-        ray_session = RaySession(embedded=address is None)
+        ray_session = RaySession()
         if address is not None:
             _check_nodes(ray_session, home)
         yield ray_session

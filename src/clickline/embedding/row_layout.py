@@ -23,7 +23,7 @@ from clickline.embedding.optimizers import RowOptimizer
 IMPRESSIONS, CLICKS, HOUR, SLOT, GENERATION, HEAD = 8, 16, 24, 28, 32, 36  # byte offsets, and the head's size
 _CACHE_LINE = 64
 _HEAD_FIELDS: list[Any] = [
-    ("id", "<u8"), ("show", "<f8"), ("click", "<f8"), ("hour", "<i4"), ("slot", "<u4")
+    ("id", "<u8"), ("impression", "<f8"), ("click", "<f8"), ("hour", "<i4"), ("slot", "<u4")
 ]  # fmt: skip
 
 

@@ -165,14 +165,14 @@ class _ModelFile:
 
     def raised(self, name: str, error: BaseException, what: str = "") -> ConfigError:
         problem = f"{what}raised {type(error).__name__}: {str(error).strip() or 'no message'}"
-        return self.error(name, error_line(self.path, error) or self.line(name), problem, "")
+        return self.error(name, problem, "", error_line(self.path, error))
 
-    def error(self, name: str, line: int, problem: str, remedy: str) -> ConfigError:
+    def error(self, name: str, problem: str, remedy: str, line: int = 0) -> ConfigError:
         return ConfigError([self._mistake(name, problem, remedy, line)])
 
-    def _mistake(self, name: str, problem: str, remedy: str, line: int | None = None) -> Mistake:
-        line = self.line(name) if line is None else line
-        return Mistake(str(self.path), line, f"{name}()" if name else "", problem, remedy)
+    def _mistake(self, name: str, problem: str, remedy: str, line: int = 0) -> Mistake:
+        """`line`: by default that of the definition."""
+        return Mistake(str(self.path), line or self.line(name), f"{name}()" if name else "", problem, remedy)
 
 
 def _definition_lines(tree: ast.Module) -> dict[str, int]:
@@ -190,10 +190,10 @@ def _try_network(file: _ModelFile, network: object, spec: NetworkSpec) -> tuple[
     """The logits of a dummy batch, and whether they depend on the wide weights."""
     if not isinstance(network, nn.Module):
         problem = f"returned {type_name(network)}."
-        raise file.error("forward", file.line("forward"), problem, "Return a torch.nn.Module.")
+        raise file.error("forward", problem, "Return a torch.nn.Module.")
     if not any(weight.requires_grad for weight in network.parameters()):
         problem = f"returned a {type(network).__name__} without trainable weights."
-        raise file.error("forward", file.line("forward"), problem, "Add some, if only a bias.")
+        raise file.error("forward", problem, "Add some, if only a bias.")
     forward = type(network).forward
     line = file.line("forward")
     if inspect.isfunction(forward) and forward.__code__.co_filename == str(file.path):
@@ -205,17 +205,17 @@ def _try_network(file: _ModelFile, network: object, spec: NetworkSpec) -> tuple[
     except (Exception, SystemExit) as error:
         raised = file.raised(name, error).mistakes[0]
         remedy = f"It is called with inputs of shape ({_ROWS}, {spec.width}) and wide of shape ({_ROWS},)."
-        raise file.error(name, raised.line or line, raised.problem + ".", remedy) from error
+        raise file.error(name, raised.problem + ".", remedy, raised.line or line) from error
     remedy = "Return one logit per row, a float tensor of shape (rows,)."
     if not isinstance(logits_B, Tensor):
-        raise file.error(name, line, f"returned {type_name(logits_B)}.", remedy)
+        raise file.error(name, f"returned {type_name(logits_B)}.", remedy, line)
     if tuple(logits_B.shape) != (_ROWS,) or not logits_B.is_floating_point():
         dtype = str(logits_B.dtype).removeprefix("torch.")
         problem = f"returned {dtype} of shape {tuple(logits_B.shape)} for {_ROWS} rows."
-        raise file.error(name, line, problem, remedy)
+        raise file.error(name, problem, remedy, line)
     if not logits_B.requires_grad:
         problem = "returned logits that depend on no weight and no input."
-        raise file.error(name, line, problem, "Remove detach() and no_grad().")
+        raise file.error(name, problem, "Remove detach() and no_grad().", line)
     _, wide_grad = torch.autograd.grad(
         logits_B.sum(), (inputs_BI, wide_B), retain_graph=True, allow_unused=True
     )
@@ -227,22 +227,22 @@ def _try_loss(file: _ModelFile, logits_B: Tensor) -> None:
         return
     loss = _loss(file, (torch.arange(_ROWS) % 2).float(), logits_B)
     if not loss.requires_grad:
-        raise file.error("loss", file.line("loss"), "returned a number without a gradient.", _LOSS_REMEDY)
+        raise file.error("loss", "returned a number without a gradient.", _LOSS_REMEDY)
     if not torch.isfinite(loss):
         problem = f"returned {loss.item()} for a batch of random logits."
-        raise file.error("loss", file.line("loss"), problem, _LOSS_REMEDY)
+        raise file.error("loss", problem, _LOSS_REMEDY)
 
 
 def _loss(file: _ModelFile, labels_B: Tensor, logits_B: Tensor, weights_B: Tensor | None = None) -> Tensor:
     """The user's scalar loss, or the weighted mean of the user's losses per row."""
     loss = file.call("loss", labels_B, logits_B)
     if not isinstance(loss, Tensor):
-        raise file.error("loss", file.line("loss"), f"returned {type_name(loss)}.", _LOSS_REMEDY)
+        raise file.error("loss", f"returned {type_name(loss)}.", _LOSS_REMEDY)
     if loss.shape == ():
         return loss
     if loss.shape != logits_B.shape:
         problem = f"returned a tensor of shape {tuple(loss.shape)} for {len(logits_B)} rows."
-        raise file.error("loss", file.line("loss"), problem, _LOSS_REMEDY)
+        raise file.error("loss", problem, _LOSS_REMEDY)
     if weights_B is None:
         return loss.mean()
     total = weights_B.sum()
@@ -255,7 +255,7 @@ def _try_optimizer(file: _ModelFile, network: nn.Module, logits_B: Tensor) -> No
     optimizer = file.call("optimizer", list(network.parameters()))
     if not isinstance(optimizer, torch.optim.Optimizer):
         problem = f"returned {type_name(optimizer)}."
-        raise file.error("optimizer", file.line("optimizer"), problem, "Return a torch.optim.Optimizer.")
+        raise file.error("optimizer", problem, "Return a torch.optim.Optimizer.")
     torch.autograd.backward(logits_B.sum(), retain_graph=True)
     try:
         optimizer.step()
@@ -266,13 +266,13 @@ def _try_optimizer(file: _ModelFile, network: nn.Module, logits_B: Tensor) -> No
 def _try_metrics(file: _ModelFile) -> dict[str, Metric]:
     if "metrics" not in file.functions:
         return {}
-    line, remedy = file.line("metrics"), "Return {name: function(labels, probabilities, weights) -> float}."
+    remedy = "Return {name: function(labels, probabilities, weights) -> float}."
     functions = file.call("metrics")
     if not isinstance(functions, dict):
-        raise file.error("metrics", line, f"returned {type_name(functions)}.", remedy)
+        raise file.error("metrics", f"returned {type_name(functions)}.", remedy)
     for name, function in functions.items():
         if not isinstance(name, str) or not callable(function):
-            raise file.error("metrics", line, f"has {name!r}: {type_name(function)}.", remedy)
+            raise file.error("metrics", f"has {name!r}: {type_name(function)}.", remedy)
     metrics = {name: _metric(file, name, function) for name, function in functions.items()}
     generator = np.random.default_rng(0)
     labels_N = (np.arange(64) % 2).astype(np.float32)
@@ -302,7 +302,7 @@ def _feed(file: _ModelFile, batch: LabelledRows) -> LabelledRows:
     problem = _mismatch(batch, fed)
     if problem:
         remedy = "Return LabelledRows with the same rows, slots and dense fields."
-        raise file.error("feed", file.line("feed"), problem, remedy)
+        raise file.error("feed", problem, remedy)
     assert isinstance(fed, LabelledRows)
     return fed
 

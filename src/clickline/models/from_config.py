@@ -87,20 +87,10 @@ def _slots(model: ModelSection, features: FeatureSpec) -> tuple[SlotShape, ...]:
 
 def _check_slots(model: ModelSection, features: FeatureSpec) -> None:
     known = [slot.name for slot in features.slots]
-    unknown = [name for name in model.slots if name not in known]
+    problem, remedy = "is not a slot of the prepared dataset.", f"Its slots are {', '.join(known)}."
+    unknown = [f"model.slots.{name}" for name in model.slots if name not in known]
     if unknown:
-        raise ConfigError(
-            [
-                Mistake(
-                    "clickline.yaml",
-                    0,
-                    f"model.slots.{name}",
-                    "is not a slot of the prepared dataset.",
-                    f"Its slots are {', '.join(known)}.",
-                )
-                for name in unknown
-            ]
-        )
+        raise ConfigError([Mistake("clickline.yaml", 0, key, problem, remedy) for key in unknown])
 
 
 def batch_size_of(train: TrainSection, rows: int) -> int:
@@ -140,23 +130,17 @@ def _wide_optimizer(wide: WideSection) -> RowOptimizer:
 
 
 def _schedule(schedule: ScheduleSection, steps: int) -> Schedule:
+    floor, warmup = schedule.min_lr_ratio, schedule.warmup_steps
     if schedule.kind == "cosine":
-        return Cosine(
-            steps, 0.01 if schedule.min_lr_ratio is None else schedule.min_lr_ratio, schedule.warmup_steps
-        )
+        return Cosine(steps, 0.01 if floor is None else floor, warmup)
     if schedule.kind == "linear_tail":
-        return LinearTail(
-            steps,
-            floor=0.1 if schedule.min_lr_ratio is None else schedule.min_lr_ratio,
-            warmup=schedule.warmup_steps,
-        )
+        return LinearTail(steps, floor=0.1 if floor is None else floor, warmup=warmup)
     if schedule.kind == "step":
         assert schedule.step_size is not None  # the config has checked it
-        return StepDrop(schedule.step_size, schedule.gamma, schedule.warmup_steps)
-    return Constant(schedule.warmup_steps)
+        return StepDrop(schedule.step_size, schedule.gamma, warmup)
+    return Constant(warmup)
 
 
 def _checksum(file: Path) -> str | None:
-    return (
-        sha256(file.read_bytes()).hexdigest() if file.is_file() else None
-    )  # the loader reports what is wrong
+    # If there is no file, the loader reports it.
+    return sha256(file.read_bytes()).hexdigest() if file.is_file() else None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from hashlib import sha256
 from pathlib import Path
@@ -13,6 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
+from clickline.artifacts.arrays import with_prefix
 from clickline.artifacts.checkpoint import Checkpoint
 from clickline.embedding import BatchLookup, Tables, load_snapshot
 from clickline.errors import ArtifactError
@@ -21,12 +22,15 @@ from clickline.models.calibration import Calibration, calibration_from_json
 from clickline.models.custom_network import CustomModel, load_custom_model
 from clickline.models.model_plan import ModelPlan
 from clickline.models.network_spec import NetworkSpec
-from clickline.models.networks import NETWORKS, build_network
+from clickline.models.networks import build_network
 from clickline.models.torch_runtime import retain_freed_memory
-from clickline.models.weights import load_network, network_arrays
 from clickline.records import LabelledRows
 
 _SCORE_BATCH_ROWS = 8192  # per batch: the activations of more would not stay in the caches
+_PREFIX = "network/"  # of the weights in a checkpoint
+
+GatherInputs = Callable[[LabelledRows, NDArray[np.float32], NDArray[np.float32]], None]
+"""Fills the slots' columns of the network's inputs, and the wide sums, for some rows."""
 
 
 @dataclass
@@ -56,25 +60,34 @@ class DenseModel:
             plan.dropout,
             plan.batch_norm,
         )
-        custom = None
-        if plan.network is None:
-            if file is None:
-                raise ArtifactError(
-                    "the model has a custom network, and model.file is not set. Set it to the network's file."
-                )
-            custom = load_custom_model(file, spec, plan.seed, multi=[slot.multi for slot in features.slots])
-            network, uses_wide = custom.network, custom.uses_wide
-        else:
-            network, uses_wide = (
-                build_network(plan.network, spec, plan.seed),
-                NETWORKS[plan.network].uses_wide,
+        if plan.network is not None:
+            network = build_network(plan.network, spec, plan.seed)
+            return DenseModel(features, plan, spec, network, None, network.uses_wide)
+        if file is None:
+            raise ArtifactError(
+                "the model has a custom network, and model.file is not set. Set it to the network's file."
             )
-        return DenseModel(features, plan, spec, network, custom, uses_wide)
+        custom = load_custom_model(file, spec, plan.seed, multi=[slot.multi for slot in features.slots])
+        return DenseModel(features, plan, spec, custom.network, custom, custom.uses_wide)
 
     def probabilities(self, logit_B: torch.Tensor) -> NDArray[np.float32]:
         """Probabilities for all rows: undoes sampling and class weights of training, then applies the calibration."""
         probability_B: NDArray[np.float32] = torch.sigmoid(logit_B.float() + self.plan.logit_shift).numpy()
         return probability_B if self.calibration is None else self.calibration.apply(probability_B)
+
+    def score_with(self, gather: GatherInputs, rows: LabelledRows) -> NDArray[np.float32]:
+        """Click probabilities, with the network's inputs from `gather`; changes nothing."""
+        self.network.eval()
+        probability_B = np.empty(rows.rows, dtype=np.float32)
+        for start in range(0, rows.rows, _SCORE_BATCH_ROWS):
+            stop = min(start + _SCORE_BATCH_ROWS, rows.rows)
+            part = rows.slice(start, stop)
+            inputs_BI, wide_B = self.buffers(part)
+            gather(part, inputs_BI, wide_B)
+            with torch.no_grad():
+                logit_B = self.network(torch.from_numpy(inputs_BI), torch.from_numpy(wide_B))
+            probability_B[start:stop] = self.probabilities(logit_B)
+        return probability_B
 
     def buffers(self, rows: LabelledRows) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
         """Buffers for the network's inputs, with the dense fields filled in."""
@@ -97,17 +110,11 @@ class Model(DenseModel):
 
     def score(self, rows: LabelledRows) -> NDArray[np.float32]:
         """Click probabilities; changes nothing."""
-        self.network.eval()
-        probability_B = np.empty(rows.rows, dtype=np.float32)
-        for start in range(0, rows.rows, _SCORE_BATCH_ROWS):
-            stop = min(start + _SCORE_BATCH_ROWS, rows.rows)
-            part = rows.slice(start, stop)
-            inputs_BI, wide_B = self.buffers(part)
+
+        def gather(part: LabelledRows, inputs_BI: NDArray[np.float32], wide_B: NDArray[np.float32]) -> None:
             self.tables.gather(part.encoded.slots, inputs_BI, wide_B, train=False)
-            with torch.no_grad():
-                logit_B = self.network(torch.from_numpy(inputs_BI), torch.from_numpy(wide_B))
-            probability_B[start:stop] = self.probabilities(logit_B)
-        return probability_B
+
+        return self.score_with(gather, rows)
 
     def pool(
         self, lookup: BatchLookup, rows: LabelledRows
@@ -119,21 +126,28 @@ class Model(DenseModel):
 
     # ── state ──────────────────────────────────────────────────────────────────────────────────
 
-    def weights(self) -> dict[str, NDArray[Any]]:
-        """The network's weights as plain arrays."""
-        return network_arrays(self.network)
-
-    def load_weights(self, arrays: Mapping[str, NDArray[Any]]) -> None:
-        load_network(self.network, arrays)
-
     def restore(self, checkpoint: Checkpoint) -> dict[str, NDArray[Any]]:
         """Restore a checkpoint; returns its arrays, of which the caller may need more than the weights."""
         load_snapshot(self.tables, checkpoint.tables)
         arrays = checkpoint.dense()
-        self.load_weights(arrays)
+        load_network(self.network, arrays)
         calibration = checkpoint.manifest.calibration
         self.calibration = None if calibration is None else calibration_from_json(calibration)
         return arrays
+
+
+def network_arrays(network: nn.Module) -> dict[str, NDArray[Any]]:
+    """A copy of the weights and buffers as plain arrays, under the names used in checkpoints."""
+    return {f"{_PREFIX}{name}": value.numpy().copy() for name, value in network.state_dict().items()}
+
+
+def load_network(network: nn.Module, arrays: Mapping[str, NDArray[Any]]) -> None:
+    """Load the arrays of `network_arrays`; other arrays are ignored."""
+    weights = {name: torch.from_numpy(array.copy()) for name, array in with_prefix(_PREFIX, arrays).items()}
+    try:
+        network.load_state_dict(weights)
+    except RuntimeError as error:  # most likely the user's file has changed
+        raise ArtifactError(f"the stored weights do not match the network: {error}") from error
 
 
 def open_checkpoint(checkpoint: Checkpoint, threads: int, model_file: Path | None = None) -> Model:

@@ -17,14 +17,5 @@ def parse_backfill(text: str) -> DateRange:
         problem = f"is {text!r}."
     except ConfigError as error:
         problem = f"is {text!r}: {error.mistakes[0].key.removeprefix('dates.')} {error.mistakes[0].problem}"
-    raise ConfigError(
-        [
-            Mistake(
-                "",
-                0,
-                "--backfill",
-                problem,
-                "Write FROM..TO, each a day YYYYMMDD or an hour YYYYMMDD/HH in UTC, FROM not after TO.",
-            )
-        ]
-    )
+    remedy = "Write FROM..TO, each a day YYYYMMDD or an hour YYYYMMDD/HH in UTC, FROM not after TO."
+    raise ConfigError([Mistake("", 0, "--backfill", problem, remedy)])

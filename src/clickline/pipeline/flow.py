@@ -9,12 +9,11 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from clickline.artifacts.checkpoint import Checkpoint
 from clickline.artifacts.runs import make_newest
 from clickline.config import Config
-from clickline.data.prepare.run import PrepareResult, prepare
+from clickline.data.prepare.run import prepare
 from clickline.errors import GateRefused
 from clickline.evaluation.baseline import worse_than_base_rate
 from clickline.evaluation.evaluator import Evaluation
@@ -26,9 +25,6 @@ from clickline.training.run import open_training
 from clickline.training.run_report import AcceptedModel, finished_run, write_run_report
 from clickline.training.run_spec import RunSpec, check_supported, open_run
 from clickline.training.training_run import TrainingRun
-
-if TYPE_CHECKING:
-    from clickline.publishing.run import PublishResult
 
 
 @dataclass(frozen=True)
@@ -43,17 +39,9 @@ class TrainResult:
     seconds: float
 
 
-@dataclass(frozen=True)
-class FlowResult:
-    """The results of the stages, whether new or reused."""
-
-    prepared: PrepareResult
-    trained: TrainResult
-    published: PublishResult
-
-
-def run_flow(config: Config, progress: Progress) -> FlowResult:
-    """Run all stages from logs to the current version. Raises GateRefused if the model does not pass the gate."""
+def run_flow(config: Config, progress: Progress) -> TrainResult:
+    """Run all stages from logs to the current version; returns its model. Raises GateRefused if that does not pass the
+    gate."""
     check_supported(config)  # before hours of preparation
     progress.stage("prepare", "running")
     prepared = prepare(config, progress)
@@ -82,7 +70,7 @@ def run_flow(config: Config, progress: Progress) -> FlowResult:
         "seconds": published.seconds,
     }
     progress.stage("publish", _state(published.reused), facts)
-    return FlowResult(prepared, trained, published)
+    return trained
 
 
 def train(config: Config, progress: Progress | None = None) -> TrainResult:

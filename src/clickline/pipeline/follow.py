@@ -47,7 +47,7 @@ from clickline.storage.log_files import DateRange, hour_is_complete, hour_label,
 from clickline.storage.storage import Storage
 from clickline.training.dense_optimizer import Diverged
 from clickline.training.hourly_trainer import HourlyTrainer, HourResult
-from clickline.training.tracker_from_config import tracker_of
+from clickline.training.tracking import tracker_of
 
 
 def follow(config: Config, progress: Progress | None = None, *, backfill: DateRange | None = None) -> None:
@@ -122,13 +122,10 @@ class _FollowLoop:
             if record and self._records.state(record["number"]) != "learned":  # killed between the two
                 self._records.write(record["number"], record)
         elif config.data.dates.last is not None:
-            flow = run_flow(config, self._progress)
+            start = run_flow(config, self._progress).checkpoint
             hours = DateRange(config.data.dates.first, config.data.dates.last).hours()
-            features = flow.prepared.dataset.features
             self._use(
-                HourlyTrainer.create(
-                    config, features, flow.trained.checkpoint, hours, self._run, threads, self._progress
-                )
+                HourlyTrainer.create(config, start.features, start, hours, self._run, threads, self._progress)
             )
         self._status.report(state="waiting")
 
@@ -266,9 +263,8 @@ class _FollowLoop:
         after an error of a store or a disk the hour is trained again from the last checkpoint."""
         label, began = self._label(hour), time.monotonic()
         self._status.report(state="learning", hour=label, waiting_since=None, late=False)
-        if (
-            self._trainer is None and not prepared.dataset.splits["train"].rows
-        ):  # no rows to create a model from
+        # No rows to create a model from.
+        if self._trainer is None and not prepared.dataset.splits["train"].rows:
             self._write_record({"hour": label, "number": hour, "state": "empty"})
             return
         while True:

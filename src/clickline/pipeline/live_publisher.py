@@ -48,7 +48,7 @@ class LivePublisher:
         """Publish a delta to the last version of this process, or a full table. Returns None if another process
         changed the current version meanwhile; the new one is stored, but not current. `gate_sample`: rows with the
         scores that the gate evaluated."""
-        began = time.monotonic()
+        began, publish = time.monotonic(), self._config.publish
         for since in dict.fromkeys((self._generation, None)):
             generation = trainer.snapshot(self._file, since)
             release = Release(
@@ -60,11 +60,8 @@ class LivePublisher:
                 next(_rows(hour, _SAMPLE_ROWS)),
                 gate_sample,
             )
-            quantised = (self._config.publish.table_precision, self._config.publish.dense_precision) != (
-                "fp32",
-                "fp32",
-            )
-            cost_rows = _rows(hour, _COST_ROWS) if quantised else iter(())
+            exact = publish.table_precision == publish.dense_precision == "fp32"
+            cost_rows = iter(()) if exact else _rows(hour, _COST_ROWS)
             result = None
             try:
                 result = publish_release(

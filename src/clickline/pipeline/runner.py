@@ -207,9 +207,7 @@ class Runner:
             self._restart(child, why)
         elif child.role == "studio":
             self._record.studio = None
-            if (
-                child.error is not None
-            ):  # its port is in use or a package is missing: a restart would not help
+            if child.error is not None:  # its port is in use, a package is missing: no use to restart it
                 self._continue_without_studio(child.error["message"])
             else:
                 delay = self._children.restart_later(child)

@@ -207,9 +207,7 @@ class _LogFile:
     def _parse(self, line: bytes) -> LogLine:
         whole = line.decode(errors="replace").rstrip("\n")
         at, _, text = whole.partition(" ")
-        if not _STAMP.fullmatch(
-            at
-        ):  # a library's output or the rest of a traceback: as old as the line before
+        if not _STAMP.fullmatch(at):  # a library's output, a traceback: as old as the line before
             return LogLine(self._at, self._stage, whole)
         self._at = at
         return LogLine(at, self._stage, text)

@@ -44,17 +44,8 @@ def cluster_rows(cluster: Mapping[str, Any]) -> list[tuple[str, ...]]:
     for one in cluster.get("workers", ()):
         speed = f"{one['rows_per_second']:,.0f} rows/s" if one["rows_per_second"] else ""
         rows_text = f"{one['rows']:,} rows" if one["rows"] else ""
-        rows.append(
-            (
-                one["name"],
-                one["node"],
-                one["state"],
-                one["at"],
-                rows_text,
-                speed,
-                _memory(one["memory"], None),
-            )
-        )
+        memory = _memory(one["memory"], None)
+        rows.append((one["name"], one["node"], one["state"], one["at"], rows_text, speed, memory))
     network = cluster.get("network")
     for one in (*cluster.get("shards", ()), *([network] if network else [])):
         ids = "" if one["ids"] is None else f"{one['ids']:,} ids"
@@ -65,40 +56,36 @@ def cluster_rows(cluster: Mapping[str, Any]) -> list[tuple[str, ...]]:
 def cluster_facts(cluster: Mapping[str, Any]) -> dict[str, str]:
     """Figures of training on a cluster, by name."""
     facts: dict[str, str] = {}
-    figures = cluster.get("figures") or {}
-    if figures.get("rows"):
-        facts["progress"] = _cluster_progress(figures, alive=cluster["alive"])
-    metrics = (("AUC", figures.get("auc")), ("loss", figures.get("loss")))
-    found = ", ".join(f"{title} {value:.4f}" for title, value in metrics if value is not None)
+    metrics = cluster.get("metrics") or {}
+    if metrics.get("rows"):
+        facts["progress"] = _cluster_progress(metrics, alive=cluster["alive"])
+    quality = (("AUC", metrics.get("auc")), ("loss", metrics.get("loss")))
+    found = ", ".join(f"{title} {value:.4f}" for title, value in quality if value is not None)
     if found:
         facts["metrics"] = found
     leases = cluster.get("leases")
     if leases:
         facts["work units"] = f"{leases['done']:,} done, {leases['open']:,} leased, {leases['todo']:,} to do"
-    checkpoint = cluster.get("last_cut")
+    checkpoint = cluster.get("last_checkpoint")
     if checkpoint:
-        stalled = (
-            f", stalled training for {duration(checkpoint['stalled'])}"
-            if checkpoint["stalled"] >= 0.05
-            else ""
-        )
-        facts["checkpoint"] = (
-            f"step {checkpoint['step']:,}, {age(checkpoint['at'])}, took {duration(checkpoint['seconds'])}{stalled}"
-        )
+        took = f"took {duration(checkpoint['seconds'])}"
+        if checkpoint["stalled"] >= 0.05:
+            took += f", stalled training for {duration(checkpoint['stalled'])}"
+        facts["checkpoint"] = f"step {checkpoint['step']:,}, {age(checkpoint['at'])}, {took}"
     events = cluster.get("events")
     if events:
         facts["decision"] = f"{events[-1]['decision']}, {age(events[-1]['at'])}: {events[-1]['reason']}"
-    if cluster.get("asked") is not None:
-        facts["requested"] = f"{cluster['asked']} workers, by `clickline scale`"
+    if cluster.get("requested") is not None:
+        facts["requested"] = f"{cluster['requested']} workers, by `clickline scale`"
     if cluster.get("message"):
         facts["message"] = str(cluster["message"])
     return facts
 
 
-def _cluster_progress(figures: Mapping[str, Any], *, alive: bool) -> str:
-    rows, total, speed = figures["rows"], figures["total_rows"], figures["rows_per_second"]
+def _cluster_progress(metrics: Mapping[str, Any], *, alive: bool) -> str:
+    rows, total, speed = metrics["rows"], metrics["total_rows"], metrics["rows_per_second"]
     summary = f"{rows:,} of {total:,} rows ({rows / total:.0%})" if total else f"{rows:,} rows"
-    summary += f", step {figures['step']:,}"
+    summary += f", step {metrics['step']:,}"
     if speed and alive:
         summary += f", {speed:,.0f} rows/s"
         if total and total > rows:

@@ -60,7 +60,7 @@ TOLERANCE = {"fp32": 1e-6, "fp16": 2e-3, "int8": 5e-2}
 _ROUNDINGS = 4  # allowed difference, in multiples of the checkpoint's own rounding
 _ROUNDED_ROWS = 64
 _COST_ROWS = 100_000
-_REPORT_KEYS = ("asked", "checkpoint", "evaluation", "gate", "epochs", "slots", "progressive")
+_REPORT_KEYS = ("requested", "checkpoint", "evaluation", "gate", "epochs", "slots", "progressive")
 _LARGE_DELTA = 0.5  # share of the base's rows: a larger delta becomes a base
 
 

@@ -111,7 +111,10 @@ def _dataset(manifest: Mapping[str, Any]) -> dict[str, Any]:
     for name, split in manifest["splits"].items():
         report = split["report"]
         splits[name] = {
-            **{key: report.get(key) for key in ("rows", "shows", "clicks", "click_rate", "hours", "bad")},
+            **{
+                key: report.get(key)
+                for key in ("rows", "impressions", "clicks", "click_rate", "hours", "bad")
+            },
             "bad_rows": sum(report.get("bad", {}).values()),
             "bytes": sum(shard["size"] for shard in split["shards"]),
             "files": len(split["shards"]),

@@ -10,13 +10,15 @@ from __future__ import annotations
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from clickline.artifacts.checkpoint import Position
 from clickline.artifacts.dataset import Dataset, concat_rows
+from clickline.config.sections import TrainSection
+from clickline.models.from_config import batch_size_of
 from clickline.records import LabelledRows
 
 WINDOW_ROWS = 1 << 17
@@ -24,24 +26,15 @@ _MIN_SHARE = 100  # an hour counts as reached when one in this many rows of a ro
 _MIN_ROWS = 10  # and at least this many rows
 
 
-def windows(
-    dataset: Dataset, seed: int, epoch: int, *, time_ordered: bool = False
-) -> list[list[tuple[int, int]]]:
-    """(shard, row group) of each window of an epoch."""
-    groups = list(dataset.row_groups("train"))
-    order = np.arange(len(groups))
-    if not time_ordered:
-        order = np.random.default_rng([seed, epoch, 0]).permutation(len(groups))
-    windows: list[list[tuple[int, int]]] = []
-    rows = WINDOW_ROWS
-    for at in order.tolist():
-        shard, group, count = groups[at]
-        if rows + count > WINDOW_ROWS:
-            windows.append([])
-            rows = 0
-        windows[-1].append((shard, group))
-        rows += count
-    return windows
+def batch_settings(train: TrainSection, rows: int, held_out: float) -> dict[str, Any]:
+    """The settings of `Batches` for training on about `rows` rows, with this share of them held out."""
+    return {
+        "batch_size": batch_size_of(train, rows),
+        "seed": train.seed,
+        "time_ordered": train.order == "time",
+        "held_out": held_out,
+        "negative_sampling": train.negative_sampling,
+    }
 
 
 class Batches:
@@ -50,7 +43,6 @@ class Batches:
     def __init__(
         self,
         dataset: Dataset,
-        folder: Path,
         batch_size: int,
         seed: int,
         *,
@@ -59,7 +51,6 @@ class Batches:
         negative_sampling: float = 1.0,
     ) -> None:
         self._dataset = dataset
-        self._folder = folder
         self._batch_size = batch_size
         self._seed = seed
         self._time_ordered = time_ordered
@@ -68,7 +59,20 @@ class Batches:
 
     def windows(self, epoch: int) -> list[list[tuple[int, int]]]:
         """(shard, row group) of each window of an epoch."""
-        return windows(self._dataset, self._seed, epoch, time_ordered=self._time_ordered)
+        groups = list(self._dataset.row_groups("train"))
+        order = np.arange(len(groups))
+        if not self._time_ordered:
+            order = np.random.default_rng([self._seed, epoch, 0]).permutation(len(groups))
+        windows: list[list[tuple[int, int]]] = []
+        rows = WINDOW_ROWS
+        for at in order.tolist():
+            shard, group, count = groups[at]
+            if rows + count > WINDOW_ROWS:
+                windows.append([])
+                rows = 0
+            windows[-1].append((shard, group))
+            rows += count
+        return windows
 
     def read_window(self, epoch: int, number: int) -> LabelledRows:
         """The rows of one window, shuffled."""
@@ -114,8 +118,7 @@ class Batches:
             yield rows.select(self._held_out_mask(shard, group, rows.rows))
 
     def _read(self, shard: int, group: int) -> LabelledRows:
-        file = self._dataset.splits["train"].shards[shard].file
-        rows = self._dataset.read(self._folder / file, [group])
+        rows = self._dataset.read_group("train", shard, group)
         return replace(rows, event_hour_B=_clip_stray_hours(rows.event_hour_B))
 
     def _held_out_mask(self, shard: int, group: int, rows: int) -> NDArray[np.bool_]:

@@ -23,7 +23,7 @@ from clickline.embedding import Eviction, SlotReport
 from clickline.errors import ClicklineError
 from clickline.models.calibration import calibration_from_json
 from clickline.models.from_config import eviction_of
-from clickline.models.model import Model
+from clickline.models.model import Model, load_network
 from clickline.progress import human_size
 from clickline.records import LabelledRows
 from clickline.training.cluster.driver import Driver
@@ -96,7 +96,7 @@ class ClusterTrainer:
     def __init__(self, job: TrainingJob, train_step: TrainStep, reporter: MetricsReporter) -> None:
         self._run = job.run
         self._train_step = train_step
-        self._initial_state = train_step.dense_state()  # the state of a run without a checkpoint
+        self._initial_state = train_step.dense.state()  # the state of a run without a checkpoint
         self._reporter = reporter
         self._driver = Driver(job, reporter.progress, self._report)
         self._reported_at = 0.0
@@ -116,9 +116,9 @@ class ClusterTrainer:
             self._driver.begin((), self._initial_state, 0, 0)
             return
         arrays = start.dense()
-        self.model.load_weights(arrays)
-        self._train_step.load_moments(arrays)
-        self._driver.begin(start.tables, self._train_step.dense_state(), 0, 0)
+        load_network(self.model.network, arrays)
+        self._train_step.dense.load_moments(arrays)
+        self._driver.begin(start.tables, self._train_step.dense.state(), 0, 0)
 
     def restore(self, checkpoint: Checkpoint, trained_rows: int) -> None:
         calibration = checkpoint.manifest.calibration
@@ -160,7 +160,7 @@ class ClusterTrainer:
         self._reported_at = now
         speed = {"rows_per_second": metrics.rows_per_second}
         self._reporter.report(
-            metrics.step, metrics.rows, metrics.loss, metrics.auc, speed, self._driver.summary()
+            metrics.step, metrics.rows, metrics.loss, metrics.auc, speed, self._driver.monitor.summary()
         )
 
     # ── while no batch is in flight ────────────────────────────────────────────────────────────
@@ -183,7 +183,7 @@ class ClusterTrainer:
         def write(arrays: Mapping[str, NDArray[Any]], manifest: CheckpointState) -> Checkpoint:
             digests = self._driver.await_snapshots(parts)
             checkpoint = finish_checkpoint(folder, step, digests, {**dense, **arrays}, manifest)
-            self._driver.checkpoint_written(step, time.monotonic() - began, stalled)
+            self._driver.monitor.checkpoint_written(step, time.monotonic() - began, stalled)
             return checkpoint
 
         return write

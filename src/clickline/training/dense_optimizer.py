@@ -20,8 +20,8 @@ from torch import nn
 
 from clickline.errors import ClicklineError
 from clickline.models.custom_network import CustomModel
+from clickline.models.model import load_network, network_arrays
 from clickline.models.model_plan import ModelPlan
-from clickline.models.weights import load_network, network_arrays
 from clickline.records import LabelledRows
 
 BUFFER_ROWS, TOTAL_WEIGHT, LOSS, PAUSE_REQUESTED = -4, -3, -2, -1
@@ -55,11 +55,6 @@ class BatchResult:
     logit_B: NDArray[np.float32]
     grad_inputs_BI: NDArray[np.float32]
     grad_wide_B: NDArray[np.float32]
-
-    @property
-    def summed_loss(self) -> float:
-        """The weighted loss, summed over the rows."""
-        return self.mean_loss * self.total_weight if self.finite else self.mean_loss
 
     @property
     def finite(self) -> bool:
@@ -216,9 +211,8 @@ class DenseOptimizer:
     def load_weights(self, flat: NDArray[np.float32]) -> None:
         """Load a vector from `weights`."""
         parts = [*self._weights, *self._buffers]
-        writable = np.array(
-            flat, dtype=np.float32
-        )  # arrays from Ray are read-only, which PyTorch does not support
+        # A copy: arrays from Ray are read-only, which PyTorch does not support.
+        writable = np.array(flat, dtype=np.float32)
         with torch.no_grad():
             for view, part in zip(_split(writable, parts), parts, strict=True):
                 part.copy_(view)

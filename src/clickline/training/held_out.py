@@ -11,9 +11,8 @@ from clickline.evaluation.binary_metrics import MetricCounts, Metrics
 
 _MIN_ROWS = 10_000  # for the gate; a smaller hour is evaluated together with earlier ones
 _MAX_HOURS = 24
-_BINS = (
-    1 << 12
-)  # of the score histogram: they change the AUC by about 1e-4, far below its noise on this many rows
+# Bins of the score histogram: they change the AUC by about 1e-4, far below its noise on this many rows.
+_BINS = 1 << 12
 
 
 class HeldOutMetrics:

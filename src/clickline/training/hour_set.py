@@ -22,10 +22,6 @@ class HourSet:
         return sum(stop - first for first, stop in self._ranges)
 
     @property
-    def first(self) -> int | None:
-        return self._ranges[0][0] if self._ranges else None
-
-    @property
     def last(self) -> int | None:
         return self._ranges[-1][1] - 1 if self._ranges else None
 

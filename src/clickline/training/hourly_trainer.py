@@ -46,11 +46,11 @@ from clickline.models.model_plan import ModelPlan
 from clickline.progress import Progress, human_size
 from clickline.records import LabelledRows
 from clickline.storage.log_files import hour_step
-from clickline.training.batches import Batches
+from clickline.training.batches import Batches, batch_settings
 from clickline.training.held_out import HeldOutMetrics
 from clickline.training.hour_set import HourSet
 from clickline.training.hourly_plan import check_format, check_shape, hourly_plan
-from clickline.training.train_step import TrainStep, build_train_step
+from clickline.training.train_step import build_train_step
 from clickline.training.warm_start import open_warm_start
 
 _CALIBRATION_ROWS = 200_000  # that the calibration is fitted on at least, once that many exist
@@ -78,14 +78,27 @@ class HourResult:
 class HourlyTrainer:
     """Trains one hour after the other. It is deterministic: the result follows from its config and the hours."""
 
-    def __init__(self, config: Config, train_step: TrainStep, run: Path, progress: Progress) -> None:
+    def __init__(
+        self,
+        config: Config,
+        features: FeatureSpec,
+        plan: ModelPlan,
+        run: Path,
+        threads: int,
+        progress: Progress,
+    ) -> None:
         self._settings = config.train
         self._holdout = config.follow.holdout
-        self._train_step = train_step
+        self._train_step = build_train_step(config, features, plan, threads)
         self._run = run
         self._progress = progress
         limit = config.follow.max_table_memory
         self._memory_limit = memory_limit() // 2 if limit == "auto" else limit
+        minimum = 5 * self.model.tables.needed_bytes // 4  # mostly fixed costs, needed without any id
+        if self._memory_limit < minimum:
+            problem = f"is {human_size(self._memory_limit)}, too little for this model."
+            remedy = f"Give at least {human_size(minimum)}; `clickline plan` estimates what the data need."
+            raise ConfigError([Mistake("clickline.yaml", 0, "follow.max_table_memory", problem, remedy)])
         self._sequence = 0  # of checkpoints
         self._period_hours = hour_step(config.data.train)
         self.newest_hour = -1  # the newest trained hour, by file name; -1: none yet
@@ -114,10 +127,10 @@ class HourlyTrainer:
             )
         plan = hourly_plan(config, features)
         check_shape(checkpoint, plan, run)
-        trainer = cls._new(config, features, plan, run, threads, progress)
+        trainer = cls(config, features, plan, run, threads, progress)
         train_step = trainer._train_step
         arrays = train_step.model.restore(checkpoint)
-        train_step.load_dense_state(arrays, step=state.steps)
+        train_step.dense.load_state(arrays, step=state.steps)
         trainer._sequence = checkpoint.step
         older, newer = (with_prefix(f"scores/{n}/", arrays) for n in range(2))
         trainer._scores = MetricCounts.from_arrays(older), MetricCounts.from_arrays(newer)
@@ -138,11 +151,11 @@ class HourlyTrainer:
         progress: Progress,
     ) -> HourlyTrainer:
         """A new model, or one that continues from `start`, which was trained on these hours."""
-        trainer = cls._new(config, features, hourly_plan(config, features), run, threads, progress)
+        trainer = cls(config, features, hourly_plan(config, features), run, threads, progress)
         if start is None and config.train.warm_start is not None:
             start = open_warm_start(Path(config.train.warm_start), features, progress)
         if start is not None:
-            trainer._train_step.load_moments(trainer._train_step.model.restore(start))
+            trainer._train_step.dense.load_moments(trainer.model.restore(start))
             progress.log(f"warm start from {start.folder}")
         trainer._set_trained_hours(HourSet(trained_hours))
         return trainer
@@ -155,25 +168,6 @@ class HourlyTrainer:
     def _last_hour_of(self, hour: int) -> int:
         """The last hour of the period that contains `hour`: itself, or the last hour of its day."""
         return hour // self._period_hours * self._period_hours + self._period_hours - 1
-
-    @classmethod
-    def _new(
-        cls,
-        config: Config,
-        features: FeatureSpec,
-        plan: ModelPlan,
-        run: Path,
-        threads: int,
-        progress: Progress,
-    ) -> HourlyTrainer:
-        train_step = build_train_step(config, features, plan, threads)
-        trainer = cls(config, train_step, run, progress)
-        minimum = 5 * train_step.model.tables.needed_bytes // 4  # mostly fixed costs, needed without any id
-        if trainer._memory_limit < minimum:
-            problem = f"is {human_size(trainer._memory_limit)}, too little for this model."
-            remedy = f"Give at least {human_size(minimum)}; `clickline plan` estimates what the data need."
-            raise ConfigError([Mistake("clickline.yaml", 0, "follow.max_table_memory", problem, remedy)])
-        return trainer
 
     @property
     def model(self) -> Model:
@@ -195,7 +189,7 @@ class HourlyTrainer:
             "tables": model.tables.checksums(),
         }
         digest = hashlib.sha256(as_json(document))
-        for name, array in sorted(self._train_step.dense_state().items()):
+        for name, array in sorted(self._train_step.dense.state().items()):
             digest.update(f"{name} {array.dtype} {array.shape}".encode())
             digest.update(np.ascontiguousarray(array).tobytes())
         return digest.hexdigest()
@@ -228,7 +222,7 @@ class HourlyTrainer:
         """Train on the held-out rows, too; fails like `train_hour`. This completes the hour."""
         if self._holdout:
             rows = dataset.splits["train"].rows
-            held_out = in_blocks(self._batches(dataset).held_out(), self._batch_size(rows))
+            held_out = in_blocks(self._batches(dataset).held_out(), batch_size_of(self._settings, rows))
             self._train_batches(self._sampled(hour, held_out), int(self._holdout * rows))
         self.trained_hours.add(hour)
 
@@ -240,7 +234,7 @@ class HourlyTrainer:
         finally:
             self._progress.end()
         # Infinite values never recover, above all in the optimizer's moments: such a weight never trains again.
-        for name, array in self._train_step.dense_state().items():
+        for name, array in self._train_step.dense.state().items():
             if array.dtype.kind == "f" and not np.isfinite(array).all():
                 raise _extreme_values(f"{name} is no longer finite")
 
@@ -260,19 +254,8 @@ class HourlyTrainer:
         return sample
 
     def _batches(self, dataset: Dataset) -> Batches:
-        train = self._settings
-        return Batches(
-            dataset,
-            Path(dataset.folder),
-            self._batch_size(dataset.splits["train"].rows),
-            train.seed,
-            time_ordered=train.order == "time",
-            held_out=self._holdout,
-            negative_sampling=train.negative_sampling,
-        )
-
-    def _batch_size(self, rows: int) -> int:
-        return batch_size_of(self._settings, rows)
+        rows = dataset.splits["train"].rows
+        return Batches(dataset, **batch_settings(self._settings, rows, self._holdout))
 
     def _score(self, dataset: Dataset) -> Evaluation:
         """Evaluate the model on an hour it was not trained on; the raw scores also feed the calibration."""
@@ -370,7 +353,7 @@ class HourlyTrainer:
 
     def checkpoint(self, record: Mapping[str, Any]) -> Checkpoint:
         """Write a checkpoint. The hours trained so far will never be trained again."""
-        dense = self._train_step.dense_state()
+        dense = self._train_step.dense.state()
         for n, counts in enumerate(self._scores):
             dense |= {f"scores/{n}/{name}": array for name, array in counts.to_arrays().items()}
         dense |= {f"held_out/{name}": array for name, array in self._held_out.to_arrays().items()}

@@ -62,12 +62,12 @@ class LocalTrainer:
 
     def begin(self, start: Checkpoint | None) -> None:
         if start is not None:
-            self._train_step.load_moments(self.model.restore(start))
+            self._train_step.dense.load_moments(self.model.restore(start))
 
     def restore(self, checkpoint: Checkpoint, trained_rows: int) -> None:
         if self.step:  # tables are restored only when they are empty
             self._train_step = self._build_step()
-        self._train_step.load_dense_state(self.model.restore(checkpoint), step=checkpoint.step)
+        self._train_step.dense.load_state(self.model.restore(checkpoint), step=checkpoint.step)
 
     def roll_back(self, lost: Exception) -> None:
         raise lost  # this process has all state
@@ -137,7 +137,7 @@ class LocalTrainer:
 
     def begin_snapshot(self, state: TrainingState, share: float) -> WriteCheckpoint:
         snapshot = self._snapshot = begin_snapshot(self.model.tables, share=share)
-        dense, step = self._train_step.dense_state(), self.step
+        dense, step = self._train_step.dense.state(), self.step
 
         def write(arrays: Mapping[str, NDArray[Any]], manifest: CheckpointState) -> Checkpoint:
             return write_checkpoint(self._run, step, snapshot.write, {**dense, **arrays}, manifest)

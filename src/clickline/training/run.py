@@ -15,8 +15,7 @@ from clickline.training.batches import Batches
 from clickline.training.local_trainer import LocalTrainer
 from clickline.training.metrics_reporter import MetricsReporter
 from clickline.training.run_spec import RunSpec
-from clickline.training.tracker_from_config import tracker_of
-from clickline.training.tracking import RunStatus, Tracker
+from clickline.training.tracking import RunStatus, Tracker, tracker_of
 from clickline.training.train_step import build_train_step
 from clickline.training.training_run import Trainer, TrainingRun
 
@@ -26,7 +25,7 @@ def open_training(config: Config, spec: RunSpec, progress: Progress) -> Iterator
     """The model of a run, to be trained on this machine or on a cluster. At the end its report is sent to the tracker,
     and the processes of a cluster stop."""
     build_step = partial(build_train_step, config, spec.dataset.features, spec.plan, spec.threads)
-    batches = Batches(spec.dataset, Path(spec.dataset.folder), **spec.batches)
+    batches = Batches(spec.dataset, **spec.batches)
     tracker = tracker_of(config, spec.folder, progress)
     reporter = MetricsReporter(spec.folder, tracker, progress)
     status: RunStatus = "FAILED"

@@ -95,7 +95,7 @@ def write_run_report(
         notes=notes,
     )
     document = {
-        "asked": _requested(config),
+        "requested": _requested(config),
         "checkpoint": checkpoint.folder.name,
         **build_document(inputs),
         **history,
@@ -109,7 +109,7 @@ def finished_run(config: Config, spec: RunSpec, progress: Progress) -> AcceptedM
 
     What passed `gate.vs_current` stays passed. If only the gate was changed, the stored metrics are checked again."""
     report: dict[str, Any] = json.loads(spec.report.read_text()) if spec.report.exists() else {}
-    before, requested = report.get("asked"), _requested(config)
+    before, requested = report.get("requested"), _requested(config)
     if before is None or {**before, "gate": None} != {**requested, "gate": None}:
         return None
     evaluation, gate = evaluation_from(report), report["gate"]
@@ -129,7 +129,7 @@ def finished_run(config: Config, spec: RunSpec, progress: Progress) -> AcceptedM
         if report.get("format") and not Path(page_of(path)).exists():
             write_page_of(report, path, Storage(), progress)
     else:
-        write_report({**report, "asked": requested, "gate": verdict.to_json()}, path, Storage(), progress)
+        write_report({**report, "requested": requested, "gate": verdict.to_json()}, path, Storage(), progress)
         progress.log(f"run {run} is up to date: only the gate was changed, and its metrics pass the new one")
         for warning in verdict.warnings:
             progress.log(warning)

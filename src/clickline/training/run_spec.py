@@ -15,11 +15,12 @@ from clickline.config.loader import resolved
 from clickline.config.sections import TrainSection
 from clickline.errors import ConfigError, DataError, Mistake
 from clickline.machine import cores
-from clickline.models.from_config import batch_size_of, expected_train_rows, holdout_share, plan_of
+from clickline.models.from_config import expected_train_rows, holdout_share, plan_of
 from clickline.models.model_plan import ModelPlan
 from clickline.progress import Progress
 from clickline.storage.log_files import overlap_warning
 from clickline.storage.storage import Storage
+from clickline.training.batches import batch_settings
 from clickline.training.warm_start import open_warm_start
 
 
@@ -67,7 +68,7 @@ def open_run(config: Config, progress: Progress) -> RunSpec:
     _check_rows(config, dataset)
     train, threads, split = config.train, cores(), dataset.splits["train"]
     expected = expected_train_rows(train, split.rows, split.report["clicks"])
-    batch_size = batch_size_of(train, expected)
+    batches = batch_settings(train, expected, holdout_share(train))
     plan = plan_of(config, dataset.features, expected)
     start = None
     if train.warm_start is not None:
@@ -75,18 +76,11 @@ def open_run(config: Config, progress: Progress) -> RunSpec:
     identity = {
         "dataset": dataset.id,
         "plan": plan.to_json(),
-        "batch_size": batch_size,
+        "batch_size": batches["batch_size"],
         "train": train.model_dump(mode="json", include={"order", "eviction", "calibration"}),
         # On one machine the number of threads decides the last bits; on a cluster the number of workers may change.
         **({"cluster": _cluster_identity(train)} if train.mode == "cluster" else {"threads": threads}),
         "warm_start": None if start is None else start.manifest.tables_sha256,
-    }
-    batches = {
-        "batch_size": batch_size,
-        "seed": train.seed,
-        "time_ordered": train.order == "time",
-        "held_out": holdout_share(train),
-        "negative_sampling": train.negative_sampling,
     }
     folder = Path(config.home, "runs", fingerprint(identity))
     spec = RunSpec(folder, dataset, plan, batches, threads, start, identity)

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -77,20 +75,6 @@ class TrainStep:
         # learns must not depend on the batch size.
         self.model.tables.apply(batch.lookup, computed.grad_inputs_BI, computed.grad_wide_B, factor)
         return StepResult(computed.mean_loss, self.model.probabilities(torch.from_numpy(computed.logit_B)))
-
-    # ── state ──────────────────────────────────────────────────────────────────────────────────
-
-    def dense_state(self) -> dict[str, NDArray[Any]]:
-        """Network, optimizer and random state as plain arrays."""
-        return self.dense.state()
-
-    def load_dense_state(self, state: Mapping[str, NDArray[Any]], *, step: int) -> None:
-        """Restore a state from `dense_state` exactly."""
-        self.dense.load_state(state, step=step)
-
-    def load_moments(self, state: Mapping[str, NDArray[Any]]) -> None:
-        """Restore only the optimizer's moments."""
-        self.dense.load_moments(state)
 
 
 def build_train_step(config: Config, features: FeatureSpec, plan: ModelPlan, threads: int) -> TrainStep:

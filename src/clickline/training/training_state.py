@@ -17,9 +17,8 @@ from clickline.evaluation.progressive_validation import ProgressiveValidation
 class TrainingState:
     """The position in the data and the counts of a run."""
 
-    hours: (
-        ProgressiveValidation | None
-    )  # predictions of each row before it was trained on; None: not in time order
+    # Predictions of each row before it was trained on; None: not in time order.
+    hours: ProgressiveValidation | None
     position: Position = field(default_factory=Position)
     units: Mapping[str, Any] | None = None  # asynchronous training: the progress within the epoch
     newest_hour: int = -1

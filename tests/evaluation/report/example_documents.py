@@ -49,7 +49,7 @@ def _document(
     config = f"name: ads\ndata:\n  format: criteo\n  train: data/train.tsv\nmodel:\n  name: wide_deep\n  embedding_dim: {8 + seed}\ntrain:\n  epochs: {epochs}\n"
     return {
         "format": 1,
-        "asked": {"epochs": epochs, "early_stopping": None, "gate": {"auc": 0.6}},
+        "requested": {"epochs": epochs, "early_stopping": None, "gate": {"auc": 0.6}},
         "run": {
             "name": f"74a026456e{seed:02d}",
             "home": "/srv/ads/.clickline",
@@ -186,7 +186,7 @@ def hostile() -> dict[str, Any]:
 def old() -> dict[str, Any]:
     """As releases before the page wrote it."""
     found = document()
-    known = ("asked", "checkpoint", "evaluation", "gate", "epochs", "slots", "progressive")
+    known = ("requested", "checkpoint", "evaluation", "gate", "epochs", "slots", "progressive")
     found["evaluation"]["slices"] = {}
     return {key: found[key] for key in known}
 

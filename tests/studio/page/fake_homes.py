@@ -374,7 +374,7 @@ def hours(count: int) -> list[dict[str, Any]]:
 def split(rows: int, bad: dict[str, int], files: int) -> dict[str, Any]:
     return {
         "rows": rows,
-        "shows": rows,
+        "impressions": rows,
         "clicks": int(rows * 0.2527),
         "click_rate": 0.2527,
         "hours": None,
@@ -554,8 +554,8 @@ def cluster_status() -> dict[str, Any]:
         "shards": shards,
         "network": {"name": "network", "node": "10.0.0.4", "ids": None, "memory": 310_000_000, "limit": None},
         "leases": {"todo": 52, "open": 7, "done": 41},
-        "last_cut": {"step": 9_420, "at": ago(74), "seconds": 6.2, "stalled": 0.3},
-        "figures": {
+        "last_checkpoint": {"step": 9_420, "at": ago(74), "seconds": 6.2, "stalled": 0.3},
+        "metrics": {
             "step": 9_871,
             "rows": 40_430_000,
             "total_rows": 98_000_000,
@@ -578,7 +578,7 @@ def cluster_status() -> dict[str, Any]:
         "host": "head",
         "updated_at": ago(0),
         "alive": True,
-        "asked": 8,
+        "requested": 8,
         "folder": "/srv/ads/.clickline/runs/1f0c96a35c1b",
     }
 

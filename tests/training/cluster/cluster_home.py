@@ -35,20 +35,6 @@ tracking: {enabled: false}
 """
 
 
-class Heard(Progress):
-    """Keeps what was said."""
-
-    def __init__(self) -> None:
-        self.said: list[str] = []
-        self.notes: list[str] = []
-
-    def log(self, message: str) -> None:
-        self.said.append(message)
-
-    def note(self, figures: str) -> None:
-        self.notes.append(figures)
-
-
 def prepared(
     folder: Path, rows: int = 12_000, shard_size: str = "1MiB", *, of_preset: bool = False, **sample: Any
 ) -> Path:

@@ -16,7 +16,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from cluster_home import Heard, cluster_options, config_of, prepared, run, sharing
+from cluster_home import cluster_options, config_of, prepared, run, sharing
+from training_doubles import Heard
 
 import clickline
 from clickline.artifacts.dataset import Dataset
@@ -90,8 +91,8 @@ def test_status_and_logs_remain_after_the_run(finished: Finished) -> None:
     assert (status["state"], status["alive"], status["mode"]) == ("done", False, "sync")
     assert [one["name"] for one in status["workers"]] == ["worker-0", "worker-1"]
     assert [one["name"] for one in status["shards"]] == ["shard-0", "shard-1"]
-    assert status["last_cut"]["step"] == 160
-    assert status["last_cut"]["stalled"] < status["last_cut"]["seconds"]
+    assert status["last_checkpoint"]["step"] == 160
+    assert status["last_checkpoint"]["stalled"] < status["last_checkpoint"]["seconds"]
     logs = {path.name: path.read_text() for path in logs_folder(Path(status["folder"])).iterdir()}
     assert set(logs) == {
         *("driver.log", "shard-0.log", "shard-1.log", "worker-0.log", "worker-1.log"),
@@ -187,7 +188,7 @@ def test_ctrl_c_stops_soon_and_leaves_no_process(project: Path) -> None:
     try:
         deadline = time.monotonic() + 240
         # Past the first epoch: in its evaluation PyArrow looks for pandas, and takes a KeyboardInterrupt for "not there".
-        while ((read_status(project / ".clickline") or {}).get("figures") or {}).get("step", 0) < 15:
+        while ((read_status(project / ".clickline") or {}).get("metrics") or {}).get("step", 0) < 15:
             assert process.poll() is None, process.communicate()
             assert time.monotonic() < deadline
             time.sleep(0.05)

@@ -14,36 +14,22 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
+from training_doubles import model_plan
 
-from clickline.embedding import AdaGrad, Admission, Cosine, Ftrl
+from clickline.embedding import Cosine
 from clickline.errors import ClusterError, Fenced
 from clickline.models.custom_network import CustomModel
-from clickline.models.model_plan import ModelPlan
 from clickline.training.cluster.dense_parameter_server import DenseParameterServer
 from clickline.training.dense_optimizer import DenseOptimizer
 
 STEPS = 1000
-PLAN = ModelPlan(
+PLAN = model_plan(
     network=None,
     network_sha256="0",
     slots=(),
     hidden=(),
-    dropout=0.0,
-    batch_norm=False,
-    embedding_optimizer=AdaGrad(),
-    wide_optimizer=Ftrl(),
-    init_scale=0.01,
-    l2=0.0,
-    admission=Admission(),
-    learning_rate=0.01,
-    weight_decay=0.0,
     schedule=Cosine(STEPS),
     row_schedule=Cosine(STEPS),
-    precision="fp32",
-    click_weight=1.0,
-    no_click_weight=1.0,
-    negative_sampling=1.0,
-    seed=0,
 )
 
 

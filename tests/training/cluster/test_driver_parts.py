@@ -13,6 +13,8 @@ import pytest
 
 ray = pytest.importorskip("ray", reason="the extra `cluster` is not installed")
 
+from training_doubles import Heard  # noqa: E402
+
 from clickline.artifacts.checkpoint import Position  # noqa: E402
 from clickline.distributed import session as session_module  # noqa: E402
 from clickline.distributed.session import RaySession  # noqa: E402
@@ -27,11 +29,11 @@ from clickline.training.cluster.async_epoch import AsyncEpoch  # noqa: E402
 from clickline.training.cluster.driver import Driver  # noqa: E402
 from clickline.training.cluster.embedding_server import EmbeddingServerState  # noqa: E402
 from clickline.training.cluster.job import StateLost, TrainingJob  # noqa: E402
+from clickline.training.cluster.leases import WorkUnit  # noqa: E402
 from clickline.training.cluster.monitor import Monitor  # noqa: E402
 from clickline.training.cluster.policy import Keep, PolicyRules  # noqa: E402
 from clickline.training.cluster.role_log import RoleLog  # noqa: E402
 from clickline.training.cluster.sync_epoch import SyncEpoch  # noqa: E402
-from clickline.training.cluster.work_units import WorkUnit  # noqa: E402
 from clickline.training.cluster.worker import WorkResult  # noqa: E402
 from clickline.training.cluster.worker_group import WorkerFailed, WorkerGroup, WorkerHandle  # noqa: E402
 from clickline.training.cluster.worker_metrics import WorkerReport  # noqa: E402
@@ -51,14 +53,6 @@ def logs_are_closed(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     yield
     for log in made:
         log.close()
-
-
-class RecordingProgress(Progress):
-    def __init__(self) -> None:
-        self.lines: list[str] = []
-
-    def log(self, line: str) -> None:
-        self.lines.append(line)
 
 
 def job(folder: Path, **changes: Any) -> TrainingJob:
@@ -131,12 +125,12 @@ def silent(*_: Any, **__: Any) -> Any:
 
 
 def test_memory_is_reported_once_per_embedding_server(tmp_path: Path) -> None:
-    said = RecordingProgress()
+    said = Heard()
     monitor = open_monitor(tmp_path, said, eviction=None)
     for step in range(5):
         monitor.shards = (state(0.86 + step / 100), state(0.87 + step / 100))
         monitor._check_memory(LIMIT)
-    assert [line.split(" uses ")[0] for line in said.lines] == [
+    assert [line.split(" uses ")[0] for line in said.said] == [
         "cluster: embedding server 0",
         "cluster: embedding server 1",
     ]
@@ -183,9 +177,7 @@ class AsyncGroup:
         )
         self.worker = WorkerHandle("worker-0", Role(run_unit=lambda lease: lease), None, 0.0, "here")
         self.workers = {"worker-0": self.worker}
-        self.epoch = AsyncEpoch(
-            cast("Any", self), [WorkUnit(0, number, (), 10) for number in range(3)], None, 1
-        )
+        self.epoch = AsyncEpoch(cast("Any", self), [WorkUnit(0, number) for number in range(3)], None, 1)
         self.under_way: list[int] = []  # units in progress, at each eviction
 
     def wait(self, tasks: list[Any], **_: Any) -> tuple[list[Any], list[Any]]:

@@ -20,7 +20,6 @@ from clickline.errors import Fenced
 from clickline.records import SlotIds
 from clickline.training.cluster.embedding_server import (
     EmbeddingServer,
-    EmbeddingServerSpec,
     PartKey,
     merge_reports,
 )
@@ -119,11 +118,7 @@ def shards_in(
 ) -> list[EmbeddingServer]:
     tables = {**TABLES, **changes}
     return [
-        EmbeddingServer(
-            EmbeddingServerSpec(
-                number, count, tables, 1, tuple(restore), rows, folder / f"shard-{number}.log"
-            )
-        )
+        EmbeddingServer(number, count, tables, 1, restore, rows, folder / f"shard-{number}.log")
         for number in range(count)
     ]
 
@@ -166,7 +161,7 @@ def counted(many: Sequence[Rows]) -> dict[int, tuple[int, int]]:
 
 
 def counters(paths: Sequence[Path]) -> dict[int, tuple[int, int]]:
-    return {int(row["id"]): (int(row["show"]), int(row["click"])) for row in held(paths)}
+    return {int(row["id"]): (int(row["impression"]), int(row["click"])) for row in held(paths)}
 
 
 async def turns(count: int = 20) -> None:

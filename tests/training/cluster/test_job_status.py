@@ -79,7 +79,7 @@ def test_other_processes_read_what_the_driver_writes(tmp_path: Path, run: Path) 
             "async",
             workers=(WorkerStatus("worker-0", "10.0.0.1", "learning", "unit 3, batch 17"),),
             leases=LeaseCounts(5, 2, 3),
-            figures=JobMetrics(step=120, auc=0.71),
+            metrics=JobMetrics(step=120, auc=0.71),
             events=events,
         )
         write_status(run, status)
@@ -158,7 +158,7 @@ def test_the_last_wish_counts(tmp_path: Path, run: Path) -> None:
         assert requested_workers(run) == 5
         found = read_status(tmp_path)
         assert found is not None
-        assert found["asked"] == 5, "also before the driver has seen it"
+        assert found["requested"] == 5, "also before the driver has seen it"
 
 
 def test_status_is_of_the_run_started_last(tmp_path: Path, run: Path) -> None:
@@ -194,12 +194,12 @@ def test_full_disk_costs_a_status_not_the_run(
     tmp_path: Path, run: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with driver_lock(tmp_path, run):
-        write_status(run, JobStatus("running", "sync", figures=JobMetrics(step=1)))
+        write_status(run, JobStatus("running", "sync", metrics=JobMetrics(step=1)))
 
         def full(*_: object, **__: object) -> int:
             raise OSError(28, "No space left on device")
 
         with monkeypatch.context() as patch:
             patch.setattr(Path, "write_text", full)
-            write_status(run, JobStatus("running", "sync", figures=JobMetrics(step=2)))
-        assert json.loads((run / "cluster" / "status.json").read_text())["figures"]["step"] == 1
+            write_status(run, JobStatus("running", "sync", metrics=JobMetrics(step=2)))
+        assert json.loads((run / "cluster" / "status.json").read_text())["metrics"]["step"] == 1

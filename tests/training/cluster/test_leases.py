@@ -8,12 +8,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from clickline.training.cluster.leases import Leases, WorkLease
-from clickline.training.cluster.work_units import WorkUnit
+from clickline.training.cluster.leases import PATIENCE_SECONDS, Leases, WorkLease, WorkUnit
 
 
 def units(count: int) -> list[WorkUnit]:
-    return [WorkUnit(0, number, ((0, number),), 100) for number in range(count)]
+    return [WorkUnit(0, number) for number in range(count)]
 
 
 def granted(leases: Leases, worker: str, now: float = 0.0) -> WorkLease:
@@ -90,7 +89,7 @@ def test_late_progress_report_does_not_rewind_a_lease() -> None:
 
 
 def test_straggler_loses_its_unit_only_when_the_queue_is_empty() -> None:
-    leases = Leases(units(3), patience_seconds=30.0)
+    leases = Leases(units(3))
     slow, quick = granted(leases, "slow", 0.0), granted(leases, "quick", 0.0)
     leases.progress(slow.token, 2)
     assert leases.finish(quick.token, 20.0)
@@ -108,7 +107,7 @@ def test_straggler_loses_its_unit_only_when_the_queue_is_empty() -> None:
 
 
 def test_no_lease_is_a_straggler_before_the_minimum_time() -> None:
-    leases = Leases(units(2), patience_seconds=30.0)
+    leases = Leases(units(2))
     granted(leases, "slow", 0.0)
     leases.finish(granted(leases, "quick", 0.0).token, 0.1)
     assert leases.stragglers(30.0) == []
@@ -116,7 +115,7 @@ def test_no_lease_is_a_straggler_before_the_minimum_time() -> None:
 
 
 def test_partial_units_do_not_count_for_the_median_time() -> None:
-    leases = Leases(units(3), patience_seconds=1.0)
+    leases = Leases(units(3))
     whole, begun = granted(leases, "a", 0.0), granted(leases, "b", 0.0)
     leases.progress(begun.token, 9)
     leases.release("b")
@@ -129,7 +128,7 @@ def test_partial_units_do_not_count_for_the_median_time() -> None:
 
 
 def test_straggler_does_not_get_its_own_unit_again() -> None:
-    leases = Leases(units(1), patience_seconds=1.0)
+    leases = Leases(units(1))
     granted(leases, "a", 0.0)
     assert leases.grant("a", 100.0) is None
 
@@ -172,7 +171,7 @@ class AnyStory(RuleBasedStateMachine):
     @initialize(count=st.integers(0, 5))
     def begin(self, count: int) -> None:
         self.units = units(count)
-        self.leases = Leases(self.units, patience_seconds=5.0)
+        self.leases = Leases(self.units)
         self.checkpoint = (self.leases.to_json(), frozenset[int]())
         self.granted: list[WorkLease] = []
         self.owner: dict[int, int] = {}  # the newest token of each unit
@@ -189,7 +188,7 @@ class AnyStory(RuleBasedStateMachine):
         self.granted.append(lease)
         self.owner[lease.unit.number] = lease.token
 
-    @rule(seconds=st.floats(0.0, 20.0))
+    @rule(seconds=st.floats(0.0, 2 * PATIENCE_SECONDS))
     def wait(self, seconds: float) -> None:
         self.now += seconds
 
@@ -223,7 +222,7 @@ class AnyStory(RuleBasedStateMachine):
     @rule()
     def go_back_to_the_cut(self) -> None:
         document, done = self.checkpoint
-        self.leases = Leases.from_json(self.units, document, self.leases.next_token, patience_seconds=5.0)
+        self.leases = Leases.from_json(self.units, document, self.leases.next_token)
         self.finished = [number for number in self.finished if number in done]
         self.owner = {}
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -19,7 +18,7 @@ from clickline.records import LabelledRows
 from clickline.storage.storage import Storage
 from clickline.training import batches as module
 from clickline.training.batches import Batches
-from clickline.training.cluster.row_exchange import ExchangeClosed, LocalBatch, RowExchange
+from clickline.training.cluster.row_exchange import ExchangeClosed, LocalBatch, RowExchange, row_share
 
 
 @pytest.fixture(scope="module")
@@ -28,12 +27,12 @@ def dataset(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Dataset]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(module, "WINDOW_ROWS", 1000)
         found = Dataset.current(Storage(), str(folder / ".clickline"))
-        assert len(module.windows(found, 0, 0)) >= 6
+        assert len(Batches(found, 300, 0).windows(0)) >= 6
         yield found
 
 
 def batches_of(dataset: Dataset, **options: Any) -> Batches:
-    return Batches(dataset, Path(dataset.folder), **{"batch_size": 300, "seed": 4, **options})
+    return Batches(dataset, **{"batch_size": 300, "seed": 4, **options})
 
 
 def group(batches: Batches, start: Position, size: int) -> list[RowExchange]:
@@ -146,7 +145,7 @@ class Observation(Batches):
 @pytest.mark.parametrize("size", [1, 2, 3])
 def test_no_rank_reads_more_than_a_round_ahead(dataset: Dataset, size: int) -> None:
     """A slow group: how far ahead of it each window was when it was read."""
-    seen = Observation(dataset, Path(dataset.folder), 300, 4)
+    seen = Observation(dataset, 300, 4)
     at = 0
     ahead: list[int] = []
     seen.on_read = lambda number: ahead.append(number - at)
@@ -160,7 +159,7 @@ def test_no_rank_reads_more_than_a_round_ahead(dataset: Dataset, size: int) -> N
 
 
 def test_reader_error_is_raised_where_the_window_is_awaited(dataset: Dataset) -> None:
-    seen = Observation(dataset, Path(dataset.folder), 300, 4)
+    seen = Observation(dataset, 300, 4)
 
     def fail(number: int) -> None:
         if number == 2:
@@ -221,7 +220,7 @@ def test_only_the_reader_of_the_awaited_window_blocks_the_group(dataset: Dataset
             assert go_on.wait(10)
             return super().read_window(epoch, window)
 
-    held = Held(dataset, Path(dataset.folder), batch_size=300, seed=4)
+    held = Held(dataset, batch_size=300, seed=4)
     first, second = group(held, Position(0, 0, 0), 2)
     for _ in range(2):
         assert reads.acquire(timeout=10)
@@ -239,3 +238,18 @@ def test_rows_that_could_not_be_sent_are_an_error_where_they_are_awaited(dataset
     with pytest.raises(MemoryError, match="no room for a window"):
         next(receiver.local_batches())
     receiver.close()
+
+
+@pytest.mark.parametrize(
+    ("rows", "of", "expected"),
+    [(8, 2, [4, 4]), (7, 3, [2, 2, 3]), (2, 4, [0, 1, 0, 1]), (0, 2, [0, 0]), (5, 1, [5])],
+)
+def test_batch_is_split_evenly(rows: int, of: int, expected: list[int]) -> None:
+    assert [len(range(rows)[row_share(rows, worker, of)]) for worker in range(of)] == expected
+
+
+@given(st.integers(0, 10_000), st.integers(1, 64))
+def test_shares_are_contiguous_cover_the_batch_and_differ_by_one_row(rows: int, of: int) -> None:
+    shares = [range(rows)[row_share(rows, worker, of)] for worker in range(of)]
+    assert [row for one in shares for row in one] == list(range(rows))
+    assert max(map(len, shares)) - min(map(len, shares)) <= 1

@@ -29,7 +29,7 @@ from clickline.errors import ClusterError
 from clickline.progress import Progress
 try:
     with open_session(sys.argv[1], home=Path(sys.argv[2]), progress=Progress()) as opened:
-        print("connected", sum(node.alive for node in opened.nodes()), opened.embedded)
+        print("connected", sum(node.alive for node in opened.nodes()))
 except ClusterError as error:
     print("refused", error)
 """
@@ -69,7 +69,6 @@ def listening(port: int, host: str = "127.0.0.1") -> bool:
 
 def test_session_reports_nodes_and_cpus(ray_session: RaySession) -> None:
     (node,) = ray_session.nodes()
-    assert ray_session.embedded
     assert node.alive and node.cpus == 4 and node.memory > 1 << 28
     assert node.id == ray_session.node_id
     assert ray_session.cpus() == 4
@@ -80,7 +79,6 @@ def test_session_reports_nodes_and_cpus(ray_session: RaySession) -> None:
 def test_existing_connection_is_reused_and_left_open(ray_session: RaySession, tmp_path: Path) -> None:
     with open_session("somewhere:1", home=tmp_path, progress=Progress()) as second:
         assert second.address == ray_session.address
-        assert not second.embedded
     assert not ray_session.lost()
     assert list(tmp_path.iterdir()) == []  # the mark that nodes looked for is gone
 
@@ -295,7 +293,7 @@ def test_existing_cluster_is_used_and_left_running(host: str, nodes: str, tmp_pa
             return answers[-1].startswith("connected")
 
         until(connected, 90)
-        assert answers[-1].split() == ["connected", nodes, "False"]
+        assert answers[-1].split() == ["connected", nodes]
         assert head.poll() is None and listening(port, host)
         assert list((tmp_path / "home").iterdir()) == []
         workers = [own for child in _children(head.pid) for own in _children(child)]

@@ -164,7 +164,7 @@ def test_custom_model_warm_starts_from_local_mode_and_back(
     local, far = run(base, *asked), run(project, *asked, *cluster_options(2, 3))
     assert_equal(local, far)
     back = run(base, own, f"train.warm_start={far.checkpoint.folder}", "train.seed=10")
-    assert rows_of(back.checkpoint)["admitted"]["show"].sum() == 3 * 9600 * 26  # of all three runs
+    assert rows_of(back.checkpoint)["admitted"]["impression"].sum() == 3 * 9600 * 26  # of all three runs
 
 
 # ── async ──────────────────────────────────────────────────────────────────────────────────────
@@ -215,7 +215,7 @@ def test_two_async_workers_reach_the_auc_of_sync(
         assert far.checkpoint.step == local.checkpoint.step
         assert far.checkpoint.manifest.run.trained_rows == 400_000
         mine, theirs = rows_of(local.checkpoint)["admitted"], rows_of(far.checkpoint)["admitted"]
-        for field in ("id", "show", "click", "hour", "slot"):
+        for field in ("id", "impression", "click", "hour", "slot"):
             assert (mine[field] == theirs[field]).all()
         assert local.evaluation is not None and far.evaluation is not None
         assert local.evaluation.total.auc is not None and far.evaluation.total.auc is not None

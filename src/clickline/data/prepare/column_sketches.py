@@ -123,7 +123,7 @@ class RowStatistics:
     def to_json(self) -> dict[str, Any]:
         return {
             "rows": self.rows,
-            "shows": self.impressions,
+            "impressions": self.impressions,
             "clicks": self.clicks,
             "bad": dict(sorted(self.bad.items())),
             "hours": self.hours,
@@ -143,7 +143,7 @@ class RowStatistics:
     def from_json(cls, document: Mapping[str, Any]) -> RowStatistics:
         return cls(
             rows=document["rows"],
-            impressions=document["shows"],
+            impressions=document["impressions"],
             clicks=document["clicks"],
             bad=Counter(document["bad"]),
             hours=tuple(document["hours"]) if document["hours"] else None,

@@ -289,7 +289,7 @@ def report_damage(dataset: Dataset, progress: Progress) -> None:
 def _report(features: FeatureSpec, statistics: RowStatistics) -> dict[str, Any]:
     return {
         "rows": statistics.rows,
-        "shows": statistics.impressions,
+        "impressions": statistics.impressions,
         "clicks": statistics.clicks,
         "click_rate": statistics.clicks / statistics.impressions if statistics.impressions else 0.0,
         "hours": list(statistics.hours) if statistics.hours else None,

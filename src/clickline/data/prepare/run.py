@@ -180,7 +180,7 @@ def _describe_changes(before: Mapping[str, Any] | None, now: Mapping[str, Any]) 
 def _report(dataset: Dataset, progress: Progress) -> None:
     report_damage(dataset, progress)
     for name, split in dataset.splits.items():
-        if split.report["clicks"] in (0, split.report["shows"]):
+        if split.report["clicks"] in (0, split.report["impressions"]):
             what = "no row was clicked" if split.report["clicks"] == 0 else "every row was clicked"
             progress.log(
                 f"data.{name}: {what}. No model can be trained or evaluated on it; check the label field"

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -32,15 +32,14 @@ from clickline.embedding import Tables, save_snapshot
 from clickline.errors import ClicklineError
 from clickline.evaluation.rolling_metrics import RollingMetrics
 from clickline.machine import cores
-from clickline.models.from_config import batch_size_of, holdout_share, plan_of
+from clickline.models.from_config import holdout_share, plan_of
 from clickline.models.model import Model
-from clickline.models.onnx_export import check_export
 from clickline.models.torch_runtime import should_find_ahead
 from clickline.processes import ChildProcess, ParentConnection
 from clickline.records import LabelledRows
 from clickline.storage.storage import Storage
-from clickline.training.batches import Batches
-from clickline.training.train_step import TrainStep
+from clickline.training.batches import Batches, batch_settings
+from clickline.training.train_step import TrainStep, build_train_step
 
 _TIMEOUT = 600.0  # seconds
 _EXIT_SECONDS = 5.0  # to exit after it has closed its socket
@@ -71,25 +70,17 @@ class ProbeResult:
     distinct_ids: int  # in a batch
 
 
-@dataclass(frozen=True)
-class _ProbeRequest:
-    """The input of the probe process."""
-
-    config: dict[str, Any]
-    dataset: str  # folder
-    rows: int  # trained per epoch
-    fill: list[int]  # ids to fill each table with
-    interval: float
-    started: float  # wall-clock time
-
-
-def run_probe(
-    config: Config, dataset: Dataset, rows: int, fill: list[int], *, interval: float = _INTERVAL
-) -> ProbeResult:
-    """Probe the config's model on rows of the dataset, in a child process."""
-    document = config.model_dump(mode="json", by_alias=True)
-    request = _ProbeRequest(document, dataset.folder, rows, fill, interval, time.time())
-    child = ChildProcess("clickline.pipeline.planning.cost_probe", request=asdict(request))
+def run_probe(config: Config, dataset: Dataset, rows: int, fill: list[int]) -> ProbeResult:
+    """Probe the config's model on rows of the dataset, in a child process: trained on `rows` rows per epoch, with each
+    table filled with that many ids."""
+    request = {
+        "config": config.model_dump(mode="json", by_alias=True),
+        "dataset": dataset.folder,
+        "rows": rows,
+        "fill": fill,
+        "started": time.time(),
+    }
+    child = ChildProcess("clickline.pipeline.planning.cost_probe", request=request)
     try:
         answer = child.receive(_TIMEOUT)
     except TimeoutError as error:
@@ -114,28 +105,18 @@ def run_probe(
 # ── in the child ───────────────────────────────────────────────────────────────────────────────
 
 
-def _probe(request: _ProbeRequest) -> ProbeResult:
-    config = Config.model_validate(request.config)
-    dataset = Dataset.open(Storage(), request.dataset)
+def _probe(request: Mapping[str, Any]) -> ProbeResult:
+    config = Config.model_validate(request["config"])
+    dataset = Dataset.open(Storage(), request["dataset"])
     train, threads = config.train, cores()
-    plan = plan_of(config, dataset.features, request.rows)
-    file = None if config.model.file is None else Path(config.model.file)
-    train_step = TrainStep(Model.build(dataset.features, plan, threads, file))
-    check_export(train_step.model.network, train_step.model.spec)
+    plan = plan_of(config, dataset.features, request["rows"])
+    train_step = build_train_step(config, dataset.features, plan, threads)
     process_bytes = _memory("VmRSS")
     tables = train_step.model.tables
     empty = tables.memory_bytes
-    batches = Batches(
-        dataset,
-        Path(dataset.folder),
-        batch_size_of(train, request.rows),
-        train.seed,
-        time_ordered=train.order == "time",
-        held_out=holdout_share(train),
-        negative_sampling=train.negative_sampling,
-    )
-    built = time.time() - request.started
-    for part, ids in enumerate(request.fill):
+    batches = Batches(dataset, **batch_settings(train, request["rows"], holdout_share(train)))
+    built = time.time() - request["started"]
+    for part, ids in enumerate(request["fill"]):
         _fill(tables, part, ids, plan.seed)
     sizes = {(shard, group): rows for shard, group, rows in dataset.row_groups("train")}
     windows = [sum(sizes[place] for place in window) for window in batches.windows(0)]
@@ -144,9 +125,7 @@ def _probe(request: _ProbeRequest) -> ProbeResult:
     first_rows = next(endless)
     train_step.run(train_step.prepare(first_rows))
     start = built + time.perf_counter() - began
-    train_seconds = _time_training(
-        train_step, first_rows, endless, request.interval, should_find_ahead(threads)
-    )
+    train_seconds = _time_training(train_step, first_rows, endless, should_find_ahead(threads))
     score = _time_scoring(train_step.model, first_rows)
     write = _time_snapshot(tables)
     peak = _memory("VmHWM")  # before reading, which holds more windows at once than training
@@ -197,7 +176,7 @@ def _fill(tables: Tables, part: int, ids: int, seed: int) -> None:
 
 
 def _time_training(
-    train_step: TrainStep, first_rows: LabelledRows, endless: _EndlessBatches, interval: float, ahead: bool
+    train_step: TrainStep, first_rows: LabelledRows, endless: _EndlessBatches, ahead: bool
 ) -> float:
     """Seconds per row of training, without waiting for input."""
     window, times = RollingMetrics(), list[float]()
@@ -221,7 +200,7 @@ def _time_training(
                     steps >= _WARMUP_STEPS and now - began > _WARMUP_SECONDS
                 ) or now - began > _MAX_SECONDS / 3
                 rows, seconds = (0, 0.0) if warm else (rows, seconds)
-            elif seconds >= interval:
+            elif seconds >= _INTERVAL:
                 times.append(seconds / rows)
                 rows, seconds = 0, 0.0
         train_step.run(prepared)  # finish the prepared batch: none may be open during a snapshot
@@ -283,7 +262,7 @@ def main() -> None:
     parent = ParentConnection(int(sys.argv[1]))
     parent.exit_with_parent()
     try:
-        parent.send(**asdict(_probe(_ProbeRequest(**parent.request))))
+        parent.send(**asdict(_probe(parent.request)))
     except ClicklineError as error:
         parent.send(error=str(error))
     except Exception as error:  # noqa: BLE001 - the parent reports it

@@ -217,11 +217,7 @@ def _changes(config: Config) -> list[tuple[str, Config]]:
     if train.embedding.optimizer in ("adagrad", "adam", "ftrl"):
         other = train.embedding.model_copy(update={"optimizer": "rowwise_adagrad"})
         add("train.embedding.optimizer=rowwise_adagrad", train=train.model_copy(update={"embedding": other}))
-    impressions = (
-        train.admission.min_impressions + 1
-        if train.admission.min_impressions == 1
-        else 2 * train.admission.min_impressions
-    )
+    impressions = 2 * train.admission.min_impressions
     admission = train.admission.model_copy(update={"min_impressions": impressions})
     add(
         f"train.admission.min_impressions={impressions}",
@@ -230,14 +226,10 @@ def _changes(config: Config) -> list[tuple[str, Config]]:
     if train.eviction is None:
         eviction = EvictionSection(threshold=0.2)
         add("train.eviction.threshold=0.2", train=train.model_copy(update={"eviction": eviction}))
-    for precision in ("fp16", "int8"):
-        if ("fp32", "fp16", "int8").index(precision) > ("fp32", "fp16", "int8").index(
-            publish.table_precision
-        ):
-            add(
-                f"publish.table_precision={precision}",
-                publish=publish.model_copy(update={"table_precision": precision}),
-            )
+    precisions = ("fp32", "fp16", "int8")
+    for precision in precisions[precisions.index(publish.table_precision) + 1 :]:
+        smaller = publish.model_copy(update={"table_precision": precision})
+        add(f"publish.table_precision={precision}", publish=smaller)
     return changes
 
 

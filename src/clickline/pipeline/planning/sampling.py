@@ -9,7 +9,7 @@ import hashlib
 import math
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -94,7 +94,7 @@ def sample_data(
     if dataset is None:
         return sample
     note = f"dataset {dataset.id} was prepared from other logs or with other settings, so it was not used"
-    return DataSample(**{**vars(sample), "notes": (*sample.notes, note)})
+    return replace(sample, notes=(*sample.notes, note))
 
 
 def sample_rows(dataset: Dataset) -> LabelledRows:
@@ -103,9 +103,7 @@ def sample_rows(dataset: Dataset) -> LabelledRows:
     total = sum(rows for _, _, rows in groups)
     sample_count = min(len(groups), max(1, len(groups) * _SAMPLED_ROWS // max(1, total)))
     indices = np.unique(np.linspace(0, len(groups) - 1, sample_count).astype(int)).tolist()
-    shards = dataset.splits["train"].shards
-    chosen = [groups[index] for index in indices]
-    return concat_rows([dataset.read(Path(dataset.folder, shards[s].file), [g]) for s, g, _ in chosen])
+    return concat_rows([dataset.read_group("train", *groups[index][:2]) for index in indices])
 
 
 # ── a dataset ──────────────────────────────────────────────────────────────────────────────────

@@ -129,9 +129,8 @@ def memory_plan(
     else:
         process, working = probed.process_bytes, probed.working_bytes
         probed_windows = _copies(probed.windows) * probed.window_rows * row_bytes
-        working += max(
-            0, int(_copies(windows) * window - probed_windows)
-        )  # a sample may be smaller than a window
+        # A sample may be smaller than a window.
+        working += max(0, int(_copies(windows) * window - probed_windows))
     snapshot = copy_on_write_bytes(tables.total) if checkpoints_in_epoch else 0
     return MemoryPlan(tables, dense, process, working, snapshot, process + working + tables.total + snapshot)
 

@@ -13,7 +13,7 @@ export const panel = {
     const cluster = status?.cluster;
     const head = h("h1", {}, t("panel.cluster"));
     if (!cluster) return [head, nothing(t("cluster.none"), t("cluster.none.words"), "train: {mode: cluster}")];
-    const { figures: now = {}, last_cut: checkpoint } = cluster;
+    const { metrics: now = {}, last_checkpoint: checkpoint } = cluster;
     const share = now.total_rows ? now.rows / now.total_rows : null;
     const left = share && now.rows_per_second && cluster.alive ? (now.total_rows - now.rows) / now.rows_per_second : null;
     return [
@@ -50,8 +50,8 @@ export const panel = {
   },
 };
 
-function workers({ workers: found = [], most, asked }) {
-  const note = [most ? t("workers.most", { n: most }) : "", asked ? t("workers.asked", { n: asked }) : ""].filter(Boolean).join(" · ");
+function workers({ workers: found = [], most, requested }) {
+  const note = [most ? t("workers.most", { n: most }) : "", requested ? t("workers.requested", { n: requested }) : ""].filter(Boolean).join(" · ");
   const top = Math.max(1, ...found.map((one) => one.rows_per_second || 0));
   const columns = [
     { name: t("worker"), cell: (one) => one.name },
@@ -91,7 +91,7 @@ function shards({ shards: found = [], network }) {
   return card(t("shards", { n: found.length }), {}, table(t("shards", { n: found.length }), columns, all, { key: (one) => one.name }));
 }
 
-function units({ leases, last_cut: checkpoint }) {
+function units({ leases, last_checkpoint: checkpoint }) {
   const facts = [
     leases ? [t("units"), t("units.words", { done: count(leases.done), open: count(leases.open), todo: count(leases.todo) })] : null,
     checkpoint ? [

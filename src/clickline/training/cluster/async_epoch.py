@@ -9,9 +9,8 @@ from typing import Any, Literal
 from clickline.artifacts.checkpoint import Position
 from clickline.training.cluster.job import PausePoint, StateLost
 from clickline.training.cluster.job_status import LeaseCounts
-from clickline.training.cluster.leases import Leases, WorkLease
+from clickline.training.cluster.leases import Leases, WorkLease, WorkUnit
 from clickline.training.cluster.policy import Resize
-from clickline.training.cluster.work_units import WorkUnit
 from clickline.training.cluster.worker_group import WorkerFailed, WorkerGroup, WorkerHandle
 
 _TICK_SECONDS = 0.2

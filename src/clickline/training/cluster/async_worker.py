@@ -12,7 +12,8 @@ import ray
 from clickline.records import LabelledRows
 from clickline.training.cluster.embedding_client import PulledBatch
 from clickline.training.cluster.embedding_server import PartKey
-from clickline.training.cluster.worker import TrainWorker, WorkerSpec, WorkResult
+from clickline.training.cluster.job import TrainingJob
+from clickline.training.cluster.worker import TrainWorker, WorkResult
 from clickline.training.dense_optimizer import Diverged
 
 
@@ -29,8 +30,10 @@ class LeasedUnit(NamedTuple):
 class AsyncWorker(TrainWorker):
     """The Ray actor of `sync: false`."""
 
-    def __init__(self, spec: WorkerSpec, embedding_servers: Sequence[Any], dense_server: Any) -> None:
-        super().__init__(spec, embedding_servers)
+    def __init__(
+        self, job: TrainingJob, name: str, embedding_servers: Sequence[Any], dense_server: Any
+    ) -> None:
+        super().__init__(job, name, embedding_servers)
         self._dense_server = dense_server
         self._reading: dict[tuple[int, int], Future[LabelledRows]] = {}  # by epoch and unit
         self._current_unit = -1, -1

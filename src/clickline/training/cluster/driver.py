@@ -27,14 +27,15 @@ from clickline.evaluation.binary_metrics import HourlyCounts
 from clickline.progress import Progress
 from clickline.records import LabelledRows
 from clickline.storage.storage import Storage
+from clickline.training.batches import Batches
 from clickline.training.cluster.async_epoch import AsyncEpoch
 from clickline.training.cluster.embedding_server import EmbeddingServerState, merge_reports
 from clickline.training.cluster.job import PausePoint, StateLost, TrainingJob
 from clickline.training.cluster.job_status import JobMetrics
+from clickline.training.cluster.leases import WorkUnit
 from clickline.training.cluster.monitor import ACTOR_SECONDS, Monitor
 from clickline.training.cluster.stateful_actors import WORK_SECONDS
 from clickline.training.cluster.sync_epoch import SyncEpoch
-from clickline.training.cluster.work_units import units_of
 from clickline.training.cluster.worker_group import WorkerFailed, WorkerGroup, WorkerHandle
 
 _SCORE_SECONDS = 600.0
@@ -46,8 +47,8 @@ class Driver:
 
     def __init__(self, job: TrainingJob, progress: Progress, report: Callable[[JobMetrics], None]) -> None:
         self._job = job
-        self._monitor = Monitor(job, progress, report)
-        self._group = WorkerGroup(job, self._monitor, progress)
+        self.monitor = Monitor(job, progress, report)
+        self._group = WorkerGroup(job, self.monitor, progress)
         self._sync_epoch = SyncEpoch(self._group)
         self._token = 1
         self._dense: Mapping[str, NDArray[Any]] = {}  # the dense state that the run began with
@@ -65,18 +66,14 @@ class Driver:
         """Prepare to restart from the last checkpoint. Raises ClusterError after too many restarts."""
         if not lost.decided:
             self._group.count_restart(lost)
-        self._monitor.restarted()
+        self.monitor.restarted()
 
     def close(self, state: Literal["done", "stopped", "failed"], message: str = "") -> None:
         """Stop everything that was started and write the final status."""
-        self._monitor.write(state, message=message)
-        self._monitor.log.close()
+        self.monitor.write(state, message=message)
+        self.monitor.log.close()
         self._group.stop_all()
         self._group.connection.close()
-
-    def summary(self) -> str:
-        """All processes in one line."""
-        return self._monitor.summary()
 
     # ── an epoch ───────────────────────────────────────────────────────────────────────────────
 
@@ -85,21 +82,19 @@ class Driver:
     ) -> Iterator[PausePoint]:
         """Train to the end of the epoch; yields at each pause for a checkpoint. Raises StateLost."""
         self._group.await_workers(self._job.rules.min)
-        yield from (
-            self._train_sync(start, checkpoint_due)
-            if self._job.sync
-            else self._train_async(start, units, checkpoint_due)
-        )
-
-    def _train_sync(self, start: Position, checkpoint_due: Callable[[int], bool]) -> Iterator[PausePoint]:
-        yield from self._sync_epoch.run(start, self.step, self._load_initial, checkpoint_due, self._set_step)
+        if self._job.sync:
+            yield from self._sync_epoch.run(
+                start, self.step, self._load_initial, checkpoint_due, self._set_step
+            )
+        else:
+            yield from self._train_async(start, units, checkpoint_due)
 
     def _train_async(
         self, start: Position, units: Mapping[str, Any] | None, checkpoint_due: Callable[[int], bool]
     ) -> Iterator[PausePoint]:
-        settings = self._job.batches
-        dataset = Dataset.open(Storage(), self._job.dataset)
-        all_units = units_of(dataset, settings["seed"], start.epoch, time_ordered=settings["time_ordered"])
+        batches = Batches(Dataset.open(Storage(), self._job.dataset), **self._job.batches)
+        windows = range(len(batches.windows(start.epoch)))
+        all_units = [WorkUnit(start.epoch, number) for number in windows]
         async_epoch = AsyncEpoch(self._group, all_units, units, self._token)
         try:
             yield from async_epoch.run(start, checkpoint_due, self._set_step, self.step)
@@ -108,7 +103,7 @@ class Driver:
 
     def report(self) -> None:
         """Poll all processes now and report the metrics."""
-        self._monitor.refresh(self._group, self.step)
+        self.monitor.refresh(self._group, self.step)
 
     def _set_step(self, step: int) -> None:
         self.step = step
@@ -187,9 +182,6 @@ class Driver:
             raise error.cause from None
         except RayError as error:
             raise StateLost("an embedding server was lost while it wrote its snapshot") from error
-
-    def checkpoint_written(self, step: int, seconds: float, stalled: float) -> None:
-        self._monitor.checkpoint_written(step, seconds, stalled)
 
     # ── between epochs ─────────────────────────────────────────────────────────────────────────
 

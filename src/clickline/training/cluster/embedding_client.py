@@ -12,7 +12,6 @@ from typing import Any
 
 import numpy as np
 import ray
-import torch
 from numpy.typing import NDArray
 
 from clickline.embedding import LookupReply, PendingLookup, RemoteTables
@@ -21,8 +20,6 @@ from clickline.records import LabelledRows
 from clickline.training.cluster.embedding_server import PartKey
 from clickline.training.cluster.worker_metrics import WorkerMetrics
 from clickline.training.dense_optimizer import BatchResult
-
-_SCORED_ROWS = 8192
 
 
 @dataclass(frozen=True)
@@ -87,16 +84,11 @@ class EmbeddingClient:
 
     def score(self, rows: LabelledRows) -> NDArray[np.float32]:
         """Click probabilities before calibration; trains nothing."""
-        self._model.network.eval()
-        probability_B = np.empty(rows.rows, dtype=np.float32)
-        for start in range(0, rows.rows, _SCORED_ROWS):
-            part = rows.slice(start, min(start + _SCORED_ROWS, rows.rows))
+
+        def gather(part: LabelledRows, inputs_BI: NDArray[np.float32], wide_B: NDArray[np.float32]) -> None:
             lookup = self._tables.begin_lookup(part.encoded.slots, part.rows, count=False)
             requests = zip(self._servers, lookup.requests, strict=True)
             replies = ray.get([server.lookup.remote(request) for server, request in requests])
-            inputs_BI, wide_B = self._model.buffers(part)
             self._tables.pool(lookup, replies, inputs_BI, wide_B)
-            with torch.no_grad():
-                logit_B = self._model.network(torch.from_numpy(inputs_BI), torch.from_numpy(wide_B))
-            probability_B[start : start + part.rows] = self._model.probabilities(logit_B)
-        return probability_B
+
+        return self._model.score_with(gather, rows)

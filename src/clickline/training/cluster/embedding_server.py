@@ -41,19 +41,6 @@ from clickline.training.cluster.role_log import RoleLog
 from clickline.training.cluster.streams import BatchStream, BatchStreams
 
 
-@dataclass(frozen=True)
-class EmbeddingServerSpec:
-    """Constructor arguments of an embedding server."""
-
-    number: int
-    of: int
-    tables: Mapping[str, Any]  # arguments of `Tables`
-    threads: int
-    restore: tuple[Path, ...]  # the table files of the checkpoint to restore
-    rows: int  # trained before it started
-    log: Path
-
-
 class PartKey(NamedTuple):
     """Identifies one part of one batch; every message of a worker carries it."""
 
@@ -87,24 +74,33 @@ class _Batch:
 
 
 class EmbeddingServer:
-    """Holds the rows of its ids; every batch is counted once and applied once."""
+    """Holds the rows of its ids; every batch is counted once and applied once. `tables` are the arguments of `Tables`;
+    `restore` the table files of a checkpoint, which had trained `rows` rows."""
 
-    def __init__(self, spec: EmbeddingServerSpec) -> None:
-        self._log = RoleLog(spec.log)
-        tables = Tables(**spec.tables, threads=spec.threads)
-        if spec.restore:
-            load_snapshot(tables, spec.restore, keep=inner_shards(spec.number, spec.of))
-        self._tables = ShardTables(tables, spec.number, spec.of)
-        self._inner = tables
+    def __init__(
+        self,
+        number: int,
+        of: int,
+        tables: Mapping[str, Any],
+        threads: int,
+        restore: Sequence[Path],
+        rows: int,
+        log: Path,
+    ) -> None:
+        self._log = RoleLog(log)
+        self._inner = Tables(**tables, threads=threads)
+        if restore:
+            load_snapshot(self._inner, restore, keep=inner_shards(number, of))
+        self._tables = ShardTables(self._inner, number, of)
         self._streams = BatchStreams()
         self._batches: dict[tuple[int, int], _Batch] = {}
         self._changed = asyncio.Condition()
-        self._rows = spec.rows
+        self._rows = rows
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="snapshot")
         self._snapshot: Snapshot | None = None
         self._writing: Future[SnapshotFile] | None = None
         self._node = socket.gethostname()
-        self._log.write(f"shard {spec.number} of {spec.of} with {tables.size:,} ids, process {os.getpid()}")
+        self._log.write(f"shard {number} of {of} with {self._inner.size:,} ids, process {os.getpid()}")
 
     # ── streams ────────────────────────────────────────────────────────────────────────────────
 

@@ -103,8 +103,8 @@ class JobStatus:
     shards: tuple[ServerStatus, ...] = ()
     network: ServerStatus | None = None
     leases: LeaseCounts | None = None
-    last_cut: CheckpointStatus | None = None
-    figures: JobMetrics = JobMetrics()
+    last_checkpoint: CheckpointStatus | None = None
+    metrics: JobMetrics = JobMetrics()
     events: tuple[Event, ...] = ()  # the newest last
     most: int | None = None  # train.workers.max
     message: str = ""  # what the job waits for, or why it failed
@@ -151,8 +151,8 @@ def write_status(run: Path, status: JobStatus) -> None:
 
 def requested_workers(run: Path) -> int | None:
     """The number of workers requested by `clickline scale`."""
-    asked = _document(run / "cluster" / "scale.json").get("workers")
-    return asked if isinstance(asked, int) else None
+    workers = _document(run / "cluster" / "scale.json").get("workers")
+    return workers if isinstance(workers, int) else None
 
 
 # ── other commands ─────────────────────────────────────────────────────────────────────────────
@@ -171,24 +171,20 @@ def logs_folder(run: Path) -> Path:
 def read_status(home: Path) -> dict[str, Any] | None:
     """The status of the newest cluster run, as a document; None if there was none.
 
-    `alive`: whether its driver is alive; `asked`: workers requested by `clickline scale`. The state is `lost` if the
-    driver died without writing a final status."""
+    `alive`: whether its driver is alive; `requested`: workers, by `clickline scale`. The state is `lost` if the driver
+    died without writing a final status."""
     run = newest_run(home)
     if run is None:
         return None
-    holder = read_owner(
-        run / "cluster" / "lock"
-    )  # first: a driver writes its final status before it releases the lock
+    # First the lock: a driver writes its final status before it releases it.
+    holder = read_owner(run / "cluster" / "lock")
     document = {"state": "starting", "run": run.name, **_document(run / "cluster" / "status.json")}
     if holder is not None and document.get("pid", holder.get("pid")) != holder.get("pid"):
-        document = {
-            "state": "starting",
-            "run": run.name,
-        }  # the file is of the previous driver
+        document = {"state": "starting", "run": run.name}  # the file is of the previous driver
     if holder is None and document["state"] in ("starting", "waiting", "running"):
         document["state"] = "lost"
     document.update({key: holder[key] for key in ("pid", "host") if holder and key in holder})
-    return {**document, "alive": holder is not None, "folder": str(run), "asked": requested_workers(run)}
+    return {**document, "alive": holder is not None, "folder": str(run), "requested": requested_workers(run)}
 
 
 def request_workers(home: Path, workers: int) -> dict[str, Any]:

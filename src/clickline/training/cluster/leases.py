@@ -13,10 +13,16 @@ from dataclasses import dataclass, replace
 from statistics import median
 from typing import Any
 
-from clickline.training.cluster.work_units import WorkUnit
-
 PATIENCE_SECONDS = 30.0  # no lease is a straggler earlier
 _MEDIAN_FACTOR = 3.0
+
+
+@dataclass(frozen=True)
+class WorkUnit:
+    """A window of `Batches`: what one worker leases with `sync: false`."""
+
+    epoch: int
+    number: int
 
 
 @dataclass(frozen=True)
@@ -35,16 +41,13 @@ class WorkLease:
 class Leases:
     """The units of one epoch. `token` is the first to be issued: higher than any issued before in the run."""
 
-    def __init__(
-        self, units: Sequence[WorkUnit], token: int = 1, *, patience_seconds: float = PATIENCE_SECONDS
-    ) -> None:
+    def __init__(self, units: Sequence[WorkUnit], token: int = 1) -> None:
         self._units = {unit.number: unit for unit in units}
         self._todo = sorted((unit.number, 0) for unit in units)  # (unit, next batch), in order
         self._open: dict[int, WorkLease] = {}  # by token
         self._done: set[int] = set()
         self._token = token
         self._seconds: list[float] = []  # durations of complete units
-        self._patience = patience_seconds
 
     @property
     def next_token(self) -> int:
@@ -117,7 +120,7 @@ class Leases:
     def stragglers(self, now: float) -> list[WorkLease]:
         """Leases that take far longer than finished units did, the slowest first."""
         usual = median(self._seconds) if self._seconds else 0.0
-        limit = max(self._patience, _MEDIAN_FACTOR * usual)
+        limit = max(PATIENCE_SECONDS, _MEDIAN_FACTOR * usual)
         slow = [lease for lease in self._open.values() if now - lease.since > limit]
         return sorted(slow, key=lambda lease: (lease.since, lease.token))
 
@@ -131,17 +134,10 @@ class Leases:
         }
 
     @classmethod
-    def from_json(
-        cls,
-        units: Sequence[WorkUnit],
-        document: Mapping[str, Any],
-        token: int = 1,
-        *,
-        patience_seconds: float = PATIENCE_SECONDS,
-    ) -> Leases:
+    def from_json(cls, units: Sequence[WorkUnit], document: Mapping[str, Any], token: int = 1) -> Leases:
         """The state at the checkpoint, with no open lease. Issued tokens are at least `token`: leases that were granted
         after the checkpoint must stay fenced."""
-        leases = cls(units, max(token, document["next_token"]), patience_seconds=patience_seconds)
+        leases = cls(units, max(token, document["next_token"]))
         leases._done = set(document["done"])
         begun = {int(number): batch for number, batch in document["begun"].items()}
         leases._todo = sorted(

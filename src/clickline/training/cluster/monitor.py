@@ -35,9 +35,7 @@ _LOOK_SECONDS = 1.0
 _LATE_SECONDS = 10.0  # after which a poll ignores the processes that did not answer
 _FIRST_SECONDS = 180.0  # for the phases of a worker's first batch: kernels may have to be compiled
 READ_SECONDS = 180.0  # for rows that all workers wait for: a store may be slow
-STANDSTILL_SECONDS = (
-    180.0  # without progress of any worker, after which all of them are considered deadlocked
-)
+STANDSTILL_SECONDS = 180.0  # without progress of any worker: then all of them are considered deadlocked
 ACTOR_SECONDS = 60.0  # after which a stateful actor that does not answer is lost
 
 
@@ -72,7 +70,7 @@ class Monitor:
 
     @property
     def checkpoint_step(self) -> int:
-        return 0 if self._status.last_cut is None else self._status.last_cut.step
+        return 0 if self._status.last_checkpoint is None else self._status.last_checkpoint.step
 
     def step(self, known: int) -> int:
         """The highest step reported so far."""
@@ -90,9 +88,7 @@ class Monitor:
         report, progressed = self._reports.get(worker), self._progressed_at.get(worker)
         if report is None or progressed is None or report.phase in _WAITING:
             return ""
-        if (
-            self._silent_for.get(worker, 0.0) > 0.0
-        ):  # its last report says nothing about now: `lose_silent_workers`
+        if self._silent_for.get(worker, 0.0) > 0.0:  # its last report says nothing about now
             return ""
         patience = self._job.group_seconds
         if report.phase == "read":
@@ -172,7 +168,7 @@ class Monitor:
             auc=_mean(report.auc for report in reports),
             loss=_mean(report.loss for report in reports),
         )
-        self._status = replace(self._status, figures=metrics)
+        self._status = replace(self._status, metrics=metrics)
         self._report(metrics)
         self.write("running", group.actors.memory_limit)
 
@@ -248,7 +244,7 @@ class Monitor:
 
     def checkpoint_written(self, step: int, seconds: float, stalled: float) -> None:
         written = CheckpointStatus(step, timestamp(), seconds, stalled)
-        self._status = replace(self._status, last_cut=written)
+        self._status = replace(self._status, last_checkpoint=written)
         self.log.write(
             f"checkpoint of step {step}: written in {seconds:.2f} s, training stalled for {stalled:.3f} s"
         )
@@ -263,8 +259,8 @@ class Monitor:
         ]
         if self._status.leases is not None:
             parts.append(f"{self._status.leases.open} leases, {self._status.leases.todo} units queued")
-        if self._status.last_cut is not None:
-            parts.append(f"last checkpoint at step {self._status.last_cut.step:,}")
+        if self._status.last_checkpoint is not None:
+            parts.append(f"last checkpoint at step {self._status.last_checkpoint.step:,}")
         return ", ".join(parts)
 
     def write(

@@ -17,7 +17,6 @@ import numpy as np
 from clickline.artifacts.checkpoint import Position
 from clickline.records import LabelledRows
 from clickline.training.batches import Batches
-from clickline.training.cluster.work_units import row_share
 
 Send = Callable[[int, int, int, LabelledRows], None]
 """Sends to a peer: its rank, the window, rows of the whole window, the rows of the peer."""
@@ -30,6 +29,12 @@ class LocalBatch(NamedTuple):
     position: Position
     after: Position
     total_rows: int  # of the whole batch
+
+
+def row_share(rows: int, worker: int, of: int) -> slice:
+    """The rows of a batch that worker 0 … of - 1 computes with `sync: true`; none if there are fewer rows than
+    workers."""
+    return slice(rows * worker // of, rows * (worker + 1) // of)
 
 
 class RowExchange:

@@ -16,11 +16,7 @@ from numpy.typing import NDArray
 from clickline.errors import ClusterError
 from clickline.progress import human_size
 from clickline.training.cluster.cluster_connection import ClusterConnection
-from clickline.training.cluster.embedding_server import (
-    EmbeddingServer,
-    EmbeddingServerSpec,
-    EmbeddingServerState,
-)
+from clickline.training.cluster.embedding_server import EmbeddingServer, EmbeddingServerState
 from clickline.training.cluster.job import StateLost, TrainingJob
 from clickline.training.cluster.job_status import logs_folder
 from clickline.training.cluster.monitor import ACTOR_SECONDS, Monitor
@@ -80,17 +76,7 @@ class StatefulActors:
         )
         threads = max(1, int(job.shard_cpus))
         self.embedding_servers = [
-            shard.remote(
-                EmbeddingServerSpec(
-                    number,
-                    job.shards,
-                    job.tables,
-                    threads,
-                    tuple(restore),
-                    rows,
-                    logs / f"shard-{number}.log",
-                )
-            )
+            shard.remote(number, job.shards, job.tables, threads, restore, rows, logs / f"shard-{number}.log")
             for number in range(job.shards)
         ]
         if not job.sync:

@@ -26,9 +26,8 @@ class SyncEpoch:
 
     def __init__(self, group: WorkerGroup) -> None:
         self._group = group
-        self._generation = (
-            0  # of the process group, and its token: messages from earlier generations are refused
-        )
+        # Of the process group, and its token: messages from earlier generations are refused.
+        self._generation = 0
         self._failed_attempts = 0  # consecutive failures to form a group although no worker was lost
         self._leaving: list[WorkerHandle] = []
         self._have_network: set[str] = set()  # workers of the last group: only they have the trained network

@@ -23,9 +23,10 @@ from clickline.artifacts.checkpoint import Position
 from clickline.records import LabelledRows
 from clickline.training.cluster.embedding_client import PulledBatch
 from clickline.training.cluster.embedding_server import PartKey
+from clickline.training.cluster.job import TrainingJob
 from clickline.training.cluster.process_group import PeerLost, ProcessGroup
 from clickline.training.cluster.row_exchange import ExchangeClosed, LocalBatch, RowExchange
-from clickline.training.cluster.worker import TrainWorker, WorkerSpec, WorkResult, writable
+from clickline.training.cluster.worker import TrainWorker, WorkResult, writable
 from clickline.training.cluster.worker_metrics import WorkerReport
 from clickline.training.dense_optimizer import LOSS, PAUSE_REQUESTED, TOTAL_WEIGHT, Diverged
 
@@ -35,10 +36,10 @@ SYNC_STREAM = 0
 class SyncWorker(TrainWorker):
     """The Ray actor of `sync: true`."""
 
-    def __init__(self, spec: WorkerSpec, embedding_servers: Sequence[Any]) -> None:
-        super().__init__(spec, embedding_servers)
+    def __init__(self, job: TrainingJob, name: str, embedding_servers: Sequence[Any]) -> None:
+        super().__init__(job, name, embedding_servers)
         self._address: str = ray.util.get_node_ip_address()  # type: ignore[no-untyped-call]
-        self._group_seconds = spec.group_seconds
+        self._group_seconds = job.group_seconds
         self._group: ProcessGroup | None = None
         self._exchange: RowExchange | None = None
         self._local_batches: Iterator[LocalBatch] | None = None

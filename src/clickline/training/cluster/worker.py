@@ -13,8 +13,6 @@ import os
 import socket
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -27,30 +25,17 @@ from clickline.artifacts.dataset import Dataset
 from clickline.errors import Fenced
 from clickline.evaluation.binary_metrics import HourlyCounts
 from clickline.models.model import DenseModel
-from clickline.models.model_plan import ModelPlan
 from clickline.records import LabelledRows
 from clickline.storage.storage import Storage
 from clickline.training.batches import Batches
 from clickline.training.cluster.embedding_client import EmbeddingClient
+from clickline.training.cluster.job import TrainingJob
+from clickline.training.cluster.job_status import logs_folder
 from clickline.training.cluster.process_group import PeerLost
 from clickline.training.cluster.role_log import RoleLog
 from clickline.training.cluster.row_exchange import ExchangeClosed
 from clickline.training.cluster.worker_metrics import WorkerMetrics, WorkerReport
 from clickline.training.dense_optimizer import DenseOptimizer
-
-
-@dataclass(frozen=True)
-class WorkerSpec:
-    """Constructor arguments of a worker."""
-
-    name: str
-    dataset: str  # the dataset's folder
-    batches: Mapping[str, Any]  # settings of `Batches`
-    plan: ModelPlan
-    model_file: Path | None
-    threads: int
-    group_seconds: float  # after which a silent peer of the process group is lost
-    log: Path
 
 
 class WorkResult(NamedTuple):
@@ -64,16 +49,16 @@ class WorkResult(NamedTuple):
 class TrainWorker:
     """The part of a worker that does not depend on the mode."""
 
-    def __init__(self, spec: WorkerSpec, embedding_servers: Sequence[Any]) -> None:
-        self._log = RoleLog(spec.log)
-        dataset = Dataset.open(Storage(), spec.dataset)
-        self._batches = Batches(dataset, Path(spec.dataset), **spec.batches)
-        self._model = DenseModel.build(dataset.features, spec.plan, spec.threads, spec.model_file)
-        self._dense = DenseOptimizer(self._model.network, spec.plan, self._model.custom)
-        self._metrics = WorkerMetrics(by_hour=bool(spec.batches["time_ordered"]))
-        self._embeddings = EmbeddingClient(embedding_servers, self._model, self._metrics, spec.threads)
+    def __init__(self, job: TrainingJob, name: str, embedding_servers: Sequence[Any]) -> None:
+        self._log = RoleLog(logs_folder(job.run) / f"{name}.log")
+        dataset = Dataset.open(Storage(), job.dataset)
+        self._batches = Batches(dataset, **job.batches)
+        self._model = DenseModel.build(dataset.features, job.plan, job.threads, job.model_file)
+        self._dense = DenseOptimizer(self._model.network, job.plan, self._model.custom)
+        self._metrics = WorkerMetrics(by_hour=bool(job.batches["time_ordered"]))
+        self._embeddings = EmbeddingClient(embedding_servers, self._model, self._metrics, job.threads)
         self._pause = threading.Event()
-        self._log.write(f"{spec.name}, process {os.getpid()}")
+        self._log.write(f"{name}, process {os.getpid()}")
 
     def load_state(self, state: Mapping[str, NDArray[Any]], step: int) -> None:
         """Load a dense state and its step."""

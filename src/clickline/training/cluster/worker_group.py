@@ -16,7 +16,6 @@ from clickline.errors import ClicklineError, ClusterError
 from clickline.progress import Progress
 from clickline.training.cluster.cluster_connection import ClusterConnection
 from clickline.training.cluster.job import StateLost, TrainingJob
-from clickline.training.cluster.job_status import logs_folder
 from clickline.training.cluster.monitor import Monitor
 from clickline.training.cluster.policy import Decision, LossReason, Resize
 from clickline.training.cluster.recovery import Recovery
@@ -115,21 +114,10 @@ class WorkerGroup:
 
         from clickline.training.cluster.async_worker import AsyncWorker
         from clickline.training.cluster.sync_worker import SyncWorker
-        from clickline.training.cluster.worker import WorkerSpec
 
         job, name = self.job, f"worker-{self._next_worker}"
         self._next_worker += 1
         memory = {} if job.worker_memory is None else {"memory": job.worker_memory}
-        spec = WorkerSpec(
-            name,
-            job.dataset,
-            job.batches,
-            job.plan,
-            job.model_file,
-            job.threads,
-            job.group_seconds,
-            logs_folder(job.run) / f"{name}.log",
-        )
         worker = ray.remote(SyncWorker if job.sync else AsyncWorker).options(
             **memory,
             num_cpus=job.worker_cpus,
@@ -138,7 +126,7 @@ class WorkerGroup:
             runtime_env={"env_vars": DIRECT_CALLS},
         )
         dense_server = [] if job.sync else [self.actors.dense_server]
-        actor: Any = worker.remote(spec, self.actors.embedding_servers, *dense_server)
+        actor: Any = worker.remote(job, name, self.actors.embedding_servers, *dense_server)
         self.workers[name] = WorkerHandle(name, actor, actor.hostname.remote(), time.monotonic())
 
     def admit_workers(self) -> None:

@@ -10,6 +10,6 @@ process_metrics.py   CPU and memory use of this process
 from __future__ import annotations
 
 from clickline.training.tracking.process_metrics import resource_usage
-from clickline.training.tracking.tracker import MlflowTracker, RunStatus, Tracker, open_tracker
+from clickline.training.tracking.tracker import MlflowTracker, RunStatus, Tracker, open_tracker, tracker_of
 
-__all__ = ["MlflowTracker", "RunStatus", "Tracker", "open_tracker", "resource_usage"]
+__all__ = ["MlflowTracker", "RunStatus", "Tracker", "open_tracker", "resource_usage", "tracker_of"]

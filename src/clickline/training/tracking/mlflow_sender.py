@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -104,11 +104,9 @@ class MlflowStore:
             for name, value in params.items()
             if run.params.get(name, value) != value
         ]
-        refused = []
-        for chunk in _chunks(new, _MAX_PARAMS):
-            refused += _reasons_rejected(lambda chunk=chunk: run.client.log_batch(run.id, params=chunk))
-        for chunk in _chunks(changed, _MAX_PARAMS):
-            refused += _reasons_rejected(lambda chunk=chunk: run.client.log_batch(run.id, tags=chunk))
+        refused = _log_batches(run, "params", new, _MAX_PARAMS) + _log_batches(
+            run, "tags", changed, _MAX_PARAMS
+        )
         run.params.update(params)
         return refused
 
@@ -123,10 +121,7 @@ class MlflowStore:
             for name, value in point["values"].items()
             if point["step"] > run.last_step.get(_name(name), -1)
         ]
-        refused = []
-        for chunk in _chunks(metrics, _MAX_METRICS):
-            refused += _reasons_rejected(lambda chunk=chunk: run.client.log_batch(run.id, metrics=chunk))
-        return refused
+        return _log_batches(run, "metrics", metrics, _MAX_METRICS)
 
 
 def _create_database(path: Path) -> None:
@@ -148,22 +143,20 @@ def _create_database(path: Path) -> None:
         hidden.unlink(missing_ok=True)
 
 
-def _chunks(items: Sequence[Any], size: int) -> Iterator[Sequence[Any]]:
-    for start in range(0, len(items), size):
-        yield items[start : start + size]
-
-
-def _reasons_rejected(call: Any) -> list[str]:
-    """Make the call; returns the reason if the store will never accept it, so that the rest is still sent."""
+def _log_batches(run: _Run, kind: str, items: Sequence[Any], size: int) -> list[str]:
+    """Log params, tags or metrics, `size` at a time; returns why the store will never accept some, so that the rest is
+    still sent."""
     from mlflow.exceptions import MlflowException
 
-    try:
-        call()
-    except MlflowException as error:
-        if error.error_code not in _REJECTED_CODES:
-            raise
-        return [_first_line(error)]
-    return []
+    refused = []
+    for start in range(0, len(items), size):
+        try:
+            run.client.log_batch(run.id, **{kind: items[start : start + size]})
+        except MlflowException as error:
+            if error.error_code not in _REJECTED_CODES:
+                raise
+            refused.append(_first_line(error))
+    return refused
 
 
 def _name(name: str) -> str:

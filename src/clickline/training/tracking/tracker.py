@@ -13,6 +13,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Literal
 
+from clickline.config import Config
+from clickline.progress import Progress
 from clickline.storage.atomic import put_atomically
 from clickline.storage.redaction import Redactor, redacted
 from clickline.training.tracking.buffer import Payload, Point, TrackingBuffer
@@ -194,6 +196,15 @@ class MlflowTracker(Tracker):
             self._warn(
                 f"tracking: {self._store_name}: {self._failure}. The final status {self._status} was not recorded."
             )
+
+
+def tracker_of(config: Config, run: Path, progress: Progress) -> Tracker:
+    """A tracker that records the run in MLflow, or nothing if that is off or not installed."""
+    tracking = config.tracking
+    if tracking.enabled is False or (tracking.enabled is None and find_spec("mlflow") is None):
+        return Tracker()
+    home, experiment = Path(config.home), tracking.experiment or config.name
+    return open_tracker(tracking.uri, experiment, run.name, home=home, folder=run, warn=progress.log)
 
 
 def open_tracker(
