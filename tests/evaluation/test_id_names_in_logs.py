@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from clickline.evaluation.id_names_in_logs import _values_with
+from clickline.evaluation.id_names import _values_with
 from clickline.features import Encoder, FeatureSpec, SlotField
 from clickline.features.raw_columns import raw_column
 from clickline.records import RawRows

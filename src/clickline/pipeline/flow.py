@@ -11,8 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from clickline.artifacts.checkpoint import Checkpoint
-from clickline.artifacts.runs import make_newest
+from clickline.artifacts.checkpoint import Checkpoint, make_newest
 from clickline.config import Config
 from clickline.data.prepare.run import PrepareResult, prepare
 from clickline.errors import GateRefused

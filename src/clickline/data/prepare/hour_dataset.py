@@ -18,7 +18,7 @@ from clickline.artifacts.dataset import Dataset
 from clickline.artifacts.from_config import storage_of
 from clickline.artifacts.manifest import MANIFEST, fingerprint
 from clickline.config import Config
-from clickline.data.input_blocks import reader_from_config
+from clickline.data.input_blocks import open_inputs
 from clickline.data.labelled_reader import LabelledReader
 from clickline.data.prepare.dataset_builder import DatasetBuilder, identity_of, no_slots_error, report_damage
 from clickline.data.prepare.field_statistics import measure_fields
@@ -27,7 +27,6 @@ from clickline.data.schema import Schema, build_schema, target_fields
 from clickline.data.slot_discovery import discover_slots
 from clickline.errors import ArtifactError, DataError, HourNotReady
 from clickline.features import FeatureSpec
-from clickline.machine import cores
 from clickline.progress import Progress
 from clickline.records import SourceFile
 from clickline.storage.log_files import hour_files, hour_label, hour_step
@@ -143,13 +142,12 @@ def _build(
         if features is None
         else _schema_for(builder, files, features, progress)
     )
-    raw = reader_from_config(builder.config.data, schema)
-    inputs = builder.inputs(files, raw, schema)
+    inputs = open_inputs(builder.config.data, files, schema, builder.cache, builder.storage)
     if not given:
         features = measure_fields(inputs, schema.features, executor, progress)
         _warn_few_values(features, label, progress)
     features = features or schema.features
-    reader = LabelledReader(raw, features, schema.targets, builder.reference_time())
+    reader = LabelledReader(inputs.reader, features, schema.targets, builder.reference_time())
     train = builder.build_split(
         "train", inputs, reader, executor, progress, title=f"prepare {label}", may_be_empty=True
     )
@@ -180,9 +178,7 @@ def _schema_for(
     if data.format not in ("slots", "paddlerec"):
         return schema
     detect = data.slot_conf is None  # else the user has chosen the slots
-    discovered = discover_slots(
-        data.format, files, builder.cache, builder.storage, cores(), progress, slots=detect
-    )
+    discovered = discover_slots(data.format, files, builder.cache, builder.storage, progress, slots=detect)
     if discovered.slots:
         known = [int(column) for column in features.columns if column.isdigit()]
         slots = build_schema(
