@@ -167,13 +167,6 @@ class SlotIds:
     ids_N: NDArray[np.uint64]
     offsets_B1: NDArray[np.int64] | None = None
 
-    def select(self, keep_B: NDArray[np.bool_]) -> SlotIds:
-        if self.offsets_B1 is None:
-            return SlotIds(self.ids_N[keep_B])
-        counts_B = np.diff(self.offsets_B1)
-        offsets = np.concatenate([np.zeros(1, dtype=np.int64), np.cumsum(counts_B[keep_B])])
-        return SlotIds(self.ids_N[np.repeat(keep_B, counts_B)], offsets)
-
     def take(self, index_K: NDArray[np.int64]) -> SlotIds:
         if self.offsets_B1 is None:
             return SlotIds(self.ids_N[index_K])
@@ -197,11 +190,6 @@ class EncodedRows:
     rows: int
     dense_DB: NDArray[np.float32]  # one contiguous row per field
     slots: tuple[SlotIds, ...]
-
-    def select(self, keep_B: NDArray[np.bool_]) -> EncodedRows:
-        """The rows where the mask is true."""
-        slots = tuple(ids.select(keep_B) for ids in self.slots)
-        return EncodedRows(int(keep_B.sum()), self.dense_DB[:, keep_B], slots)
 
     def take(self, index_K: NDArray[np.int64]) -> EncodedRows:
         """The rows at these indices, in this order."""
@@ -232,36 +220,19 @@ class LabelledRows:
 
     def select(self, keep_B: NDArray[np.bool_]) -> LabelledRows:
         """The rows where the mask is true."""
-        return LabelledRows(
-            self.label_B[keep_B],
-            self.weight_B[keep_B],
-            self.impression_B[keep_B],
-            self.click_B[keep_B],
-            self.event_hour_B[keep_B],
-            self.encoded.select(keep_B),
-        )
+        return self.take(np.flatnonzero(keep_B))
 
     def take(self, index_K: NDArray[np.int64]) -> LabelledRows:
         """The rows at these indices, in this order."""
-        return LabelledRows(
-            self.label_B[index_K],
-            self.weight_B[index_K],
-            self.impression_B[index_K],
-            self.click_B[index_K],
-            self.event_hour_B[index_K],
-            self.encoded.take(index_K),
-        )
+        return LabelledRows(*self._targets(index_K), self.encoded.take(index_K))
 
     def slice(self, start: int, stop: int) -> LabelledRows:
         """The rows from `start` up to `stop`, as views."""
-        return LabelledRows(
-            self.label_B[start:stop],
-            self.weight_B[start:stop],
-            self.impression_B[start:stop],
-            self.click_B[start:stop],
-            self.event_hour_B[start:stop],
-            self.encoded.slice(start, stop),
-        )
+        return LabelledRows(*self._targets(slice(start, stop)), self.encoded.slice(start, stop))
+
+    def _targets(self, rows: Any) -> tuple[Any, Any, Any, Any, Any]:
+        label_B, weight_B, event_hour_B = self.label_B[rows], self.weight_B[rows], self.event_hour_B[rows]
+        return label_B, weight_B, self.impression_B[rows], self.click_B[rows], event_hour_B
 
 
 Precision = Literal["fp32", "fp16", "int8"]

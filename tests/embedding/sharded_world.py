@@ -38,7 +38,7 @@ class Batch(NamedTuple):
     def part(self, first: int, last: int) -> Batch:
         keep_B = np.zeros(self.rows, dtype=np.bool_)
         keep_B[first:last] = True
-        slots = [slot.select(keep_B) for slot in self.slots]
+        slots = [slot.take(np.flatnonzero(keep_B)) for slot in self.slots]
         return Batch(
             slots,
             last - first,

@@ -144,7 +144,7 @@ def _explain_read_errors(file: SourceFile) -> Iterator[None]:
 
 def map_in_order(
     work: Callable[[int, Item], Result], items: Iterable[Item], threads: int
-) -> Generator[tuple[Item, Result]]:
+) -> Generator[tuple[Item, Result], None, None]:
     """Call `work(number, item)` for every item, in threads. Results keep the order, so float sums are reproducible."""
     pool = ThreadPoolExecutor(threads)
     waiting: deque[tuple[Item, Future[Result]]] = deque()

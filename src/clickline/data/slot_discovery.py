@@ -36,7 +36,7 @@ def discover_slots(
     """Every slot in the files if `slots` is set, and the number of dense values in their rows."""
     if format_name != "paddlerec" and not (slots and format_name == "slots"):
         return DiscoveredSlots((), 0)
-    reader = open_reader(format_name, ())  # only splits the files into blocks
+    reader = open_reader(str(format_name), ())  # only splits the files into blocks
     inputs = Inputs(files, reader, cache, storage)
 
     def scan(number: int, block: Block) -> tuple[int, set[int]]:

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from clickline.data.labelled_reader import LabelledLogs
-from clickline.features.raw_columns import as_text
+from clickline.features.raw_columns import as_text, select_values
 from clickline.progress import Progress
 from clickline.records import IntegerColumn, NumberColumn, RawColumn, TextColumn
 
@@ -85,30 +85,20 @@ def _slice_column(column: RawColumn, start: int, stop: int) -> RawColumn:
             int(offsets_B1[stop]),
             offsets_B1[start : stop + 1] - offsets_B1[start],
         )
-    return _select(column, slice(start, stop), offsets_B1)
+    return select_values(column, slice(start, stop), offsets_B1)
 
 
 def _take(columns: Mapping[str, RawColumn], rows_K: NDArray[np.int64]) -> dict[str, RawColumn]:
     def take(column: RawColumn) -> RawColumn:
         offsets_B1 = column.offsets_B1
         if offsets_B1 is None:
-            return _select(column, rows_K, None)
+            return select_values(column, rows_K, None)
         counts_K = np.diff(offsets_B1)[rows_K]
         offsets_K1 = np.append(0, np.cumsum(counts_K))
         places_N = np.arange(offsets_K1[-1]) + np.repeat(offsets_B1[rows_K] - offsets_K1[:-1], counts_K)
-        return _select(column, places_N, offsets_K1)
+        return select_values(column, places_N, offsets_K1)
 
     return {name: take(column) for name, column in columns.items()}
-
-
-def _select(
-    column: RawColumn, places: slice | NDArray[np.int64], offsets_B1: NDArray[np.int64] | None
-) -> RawColumn:
-    if isinstance(column, TextColumn):
-        return TextColumn(column.data, column.starts_N[places], column.ends_N[places], offsets_B1)
-    if isinstance(column, IntegerColumn):
-        return IntegerColumn(column.values_N[places], column.missing_N[places], column.signed, offsets_B1)
-    return NumberColumn(column.values_N[places], offsets_B1, column.precision)
 
 
 def _concat(pieces: Sequence[Batch]) -> Batch:

@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 
 from clickline.artifacts.from_config import storage_of
 from clickline.client import Client, ModelInfo, Prediction
-from clickline.client.attempts import PreparedRequest
+from clickline.client.attempts import PreparedRequest, ServerAddress
 from clickline.client.client import ProtocolName
 from clickline.client.predict.elasticctr_columns import to_elasticctr_columns
 from clickline.client.predict.log_batches import Batch, read_batches
@@ -36,6 +36,7 @@ from clickline.errors import ClicklineError, DataError
 from clickline.evaluation.binary_metrics import MetricCounts, Metrics
 from clickline.evaluation.evaluator import BLOCK_ROWS
 from clickline.features import FeatureSpec
+from clickline.machine import connect_host
 from clickline.progress import Progress, default_progress
 from clickline.records import RawColumn, SourceFile
 from clickline.storage.file_cache import FileCache
@@ -226,9 +227,8 @@ def _columns_for(protocol: ProtocolName, features: FeatureSpec) -> Callable[[Bat
 
 def _default_address(config: Config, protocol: ProtocolName) -> str:
     serve = config.serve
-    host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(serve.host, serve.host)
     port = serve.grpc_port if protocol.endswith("grpc") else serve.http_port
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+    return str(ServerAddress(connect_host(serve.host), port))
 
 
 def _token(file: str | None) -> str | None:

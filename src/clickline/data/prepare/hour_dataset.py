@@ -11,7 +11,6 @@ import re
 import time
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime
 from typing import Any
 
 from clickline.artifacts.dataset import Dataset
@@ -25,11 +24,11 @@ from clickline.data.prepare.field_statistics import measure_fields
 from clickline.data.prepare.thread_executor import ThreadExecutor
 from clickline.data.schema import Schema, build_schema, target_fields
 from clickline.data.slot_discovery import discover_slots
-from clickline.errors import ArtifactError, DataError, HourNotReady
+from clickline.errors import ArtifactError, ConfigError, DataError, HourNotReady
 from clickline.features import FeatureSpec
 from clickline.progress import Progress
 from clickline.records import SourceFile
-from clickline.storage.log_files import hour_files, hour_label, hour_step
+from clickline.storage.log_files import DateRange, hour_files, hour_label, hour_step
 from clickline.storage.storage import Storage
 
 _QUARANTINE_HOURS = 720  # hours
@@ -230,10 +229,8 @@ def _hours_folder(config: Config) -> str:
 
 def _hour_of(name: str) -> int | None:
     """The hour a folder is named after; None for any other folder."""
-    if re.fullmatch(r"\d{8}(-\d{2})?", name) is None:
-        return None
+    label = name.replace("-", "/")
     try:
-        moment = datetime.strptime(name, "%Y%m%d-%H" if "-" in name else "%Y%m%d").replace(tzinfo=UTC)
-    except ValueError:
+        return DateRange(label, label).hours().start
+    except ConfigError:
         return None
-    return int(moment.timestamp()) // 3600

@@ -228,7 +228,7 @@ def _row_blocks(
     parts: Sequence[_LogPart],
     block_rows: int | None,
     threads: int | None,
-) -> Generator[tuple[_Block, _GeneratedRows]]:
+) -> Generator[tuple[_Block, _GeneratedRows], None, None]:
     """The rows of all parts in order, generated ahead of the writer by a few threads."""
     line_bytes = (
         text_format.line_bytes
