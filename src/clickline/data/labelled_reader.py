@@ -60,10 +60,8 @@ class LabelledReader:
         raw = self._reader.parse(block)
         bad += raw.bad
         encoded, errors = self._encoder.encode(raw)
-        row_targets, target_errors = read_targets(
-            raw, self._fields, self.features.missing, TimeBounds.for_file(source, block, self.reference_time)
-        )
-        rows = row_targets.with_features(encoded)
+        bounds = TimeBounds.for_file(source, block, self.reference_time)
+        rows, target_errors = read_targets(raw, encoded, self._fields, self.features.missing, bounds)
         if not errors and not target_errors:
             return LabelledBlock(raw, rows, bad, block.size)
         file = redacted(source.uri)

@@ -18,7 +18,7 @@ from clickline.data import input_blocks
 from clickline.data.prepare import dataset_builder, shard_builder
 from clickline.data.targets import TargetFields, TimeBounds, read_targets
 from clickline.errors import ConfigError, DataError
-from clickline.records import Block, IntegerColumn, NumberColumn, RawRows, SourceFile, TextColumn
+from clickline.records import Block, EncodedRows, IntegerColumn, NumberColumn, RawRows, SourceFile, TextColumn
 
 START = 1_767_225_600  # 2026-01-01T00
 HOUR = START // 3600
@@ -277,7 +277,8 @@ def read(column, rows: int, **fields: str):
     labels = IntegerColumn(np.ones(rows, np.uint64), np.zeros(rows, np.bool_), False)
     raw = RawRows(rows, {"y": labels, "at": column}, np.arange(rows))
     file = TimeBounds.for_file(SourceFile("a", 1, "1"), Block("a", 1, None, 1), START + 86400.0)
-    return read_targets(raw, TargetFields(label="y", time="at", **fields), (), file)
+    encoded = EncodedRows(rows, np.empty((0, rows), np.float32), ())
+    return read_targets(raw, encoded, TargetFields(label="y", time="at", **fields), (), file)
 
 
 @given(
