@@ -360,8 +360,8 @@ def _write_tables(
         if not (base or is_long or _changed(shards) > largest):
             return chain, shards
         compacted = draft.folder / "compacted"
-        compacted.mkdir()
         with closing(ServingTable.open([*folders, draft.folder])) as tables:
+            compacted.mkdir()
             shards = write(merged_blocks(tables), compacted)
         for shard in shards:
             (compacted / shard.name).replace(draft.folder / shard.name)
