@@ -16,6 +16,7 @@ from table_model import blocks_of
 
 from clickline.artifacts.checkpoint import (
     CheckpointState,
+    find_checkpoint,
     open_checkpoint_folder,
     run_result,
     write_checkpoint,
@@ -24,7 +25,6 @@ from clickline.artifacts.dataset import Dataset, ShardWriter, Split, dataset_fol
 from clickline.artifacts.diff import differences, summary
 from clickline.artifacts.manifest import digest, manifest_bytes
 from clickline.artifacts.registry import Registry
-from clickline.artifacts.runs import find_checkpoint
 from clickline.artifacts.version import (
     VERSION_FORMAT,
     PrecisionCost,

@@ -1,4 +1,4 @@
-"""The cores and memory that this process may use, in a container less than the machine has, and the memory it uses."""
+"""What this process may use of its machine: cores, memory in a container less than the machine has; and its address."""
 
 from __future__ import annotations
 
@@ -29,3 +29,8 @@ def resident_bytes() -> int:
     import psutil
 
     return int(psutil.Process().memory_info().rss)
+
+
+def connect_host(host: str) -> str:
+    """The address to connect to for a server of this machine that listens on `host`, which may mean all addresses."""
+    return {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)

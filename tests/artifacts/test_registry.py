@@ -303,7 +303,7 @@ def test_moves_are_the_pointer_and_its_history(registry: Registry) -> None:
 def test_move_is_refused_if_the_pointer_has_moved(registry: Registry) -> None:
     publish(registry), publish(registry), publish(registry)
     with pytest.raises(RegistryMoved, match="there is no current version"):
-        registry.move(1, "r", after=Move(1, 1, "r", "t"))
+        registry.move(1, "r", after=Move(1, 1, "r", "t", False, "", (), 1))
     first = registry.move(1, "first", after=None)
     second = registry.move(2, "second", after=first)
     message = r"another process moved the pointer of .*: version 2 has been current since .* \(second; .+@.+\)\. Check"

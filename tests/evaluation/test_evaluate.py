@@ -13,9 +13,8 @@ import numpy as np
 import pytest
 
 import clickline
-from clickline.artifacts.checkpoint import open_checkpoint_folder
+from clickline.artifacts.checkpoint import find_checkpoint, open_checkpoint_folder
 from clickline.artifacts.dataset import Dataset, concat_rows
-from clickline.artifacts.runs import find_checkpoint
 from clickline.config import load_config
 from clickline.data.sample.generate import SampleOptions, generate
 from clickline.errors import ArtifactError, ConfigError, DataError, SourceNotFound, TooManyBadRows

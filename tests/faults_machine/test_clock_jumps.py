@@ -19,9 +19,9 @@ from service import Service, command
 from up_home import Home, home_of_doubles
 
 import clickline
+from clickline.artifacts.checkpoint import find_checkpoint
 from clickline.artifacts.from_config import registry_of
 from clickline.artifacts.registry import Registry
-from clickline.artifacts.runs import find_checkpoint
 from clickline.config import Config, load_config
 from clickline.embedding.serving import ServingTable
 from clickline.errors import StorageError

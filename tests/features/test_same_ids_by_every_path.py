@@ -548,8 +548,9 @@ def test_positive_labels_are_compared_by_their_canonical_text(folder: Path):
     path = folder / "labels.csv"
     path.write_text("v,more\n1,x\n 1.0 ,x\nyes,x\nyes ,x\n1.01,x\nno,x\n  ,x\n")
     (block,) = reader.blocks("labels.csv", path)
+    bounds = TimeBounds.for_file(SourceFile("labels.csv", 0, ""), block, 0.0)
     found, faults = read_targets(
-        reader.parse(block), fields, (), TimeBounds.for_file(SourceFile("labels.csv", 0, ""), block, 0.0)
+        reader.parse(block), EncodedRows(7, np.empty((0, 7), np.float32), ()), fields, (), bounds
     )
     assert found.label_B.tolist() == [1, 1, 1, 1, 0, 0, 0]
     assert [fault.detail for group in faults for fault in group] == ["v is empty"]

@@ -10,9 +10,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from clickline.artifacts.checkpoint import find_checkpoint
 from clickline.artifacts.dataset import Dataset, concat_rows
 from clickline.artifacts.from_config import registry_of
-from clickline.artifacts.runs import find_checkpoint
 from clickline.artifacts.version import PrecisionCost, VersionModel
 from clickline.config import Config, load_config
 from clickline.embedding import Eviction, begin_snapshot, save_snapshot

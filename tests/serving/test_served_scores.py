@@ -15,9 +15,9 @@ import numpy as np
 import pytest
 
 import clickline
+from clickline.artifacts.checkpoint import find_checkpoint
 from clickline.artifacts.dataset import Dataset, concat_rows
 from clickline.artifacts.from_config import registry_of
-from clickline.artifacts.runs import find_checkpoint
 from clickline.config import load_config
 from clickline.models.model import open_checkpoint
 from clickline.publishing.run import publish

@@ -17,9 +17,9 @@ import grpc
 import numpy as np
 import pytest
 
+from clickline.artifacts.checkpoint import find_checkpoint
 from clickline.artifacts.dataset import Dataset
 from clickline.artifacts.from_config import registry_of
-from clickline.artifacts.runs import find_checkpoint
 from clickline.config import Config, load_config
 from clickline.embedding import save_snapshot
 from clickline.models.model import open_checkpoint

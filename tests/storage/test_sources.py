@@ -29,7 +29,7 @@ class FakeClock:
     time: float = 1000.0
     slept: list[float] = field(default_factory=list)
 
-    def now(self) -> float:
+    def monotonic(self) -> float:
         return self.time
 
     def sleep(self, seconds: float) -> None:

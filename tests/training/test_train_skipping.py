@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 from training_doubles import Heard
 
+from clickline.artifacts.checkpoint import find_checkpoint
 from clickline.artifacts.manifest import as_json
-from clickline.artifacts.runs import find_checkpoint
 from clickline.config import load_config
 from clickline.errors import ArtifactError, GateRefused
 from clickline.evaluation.evaluator import Evaluator

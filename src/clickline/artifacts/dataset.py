@@ -18,7 +18,7 @@ import hashlib
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -90,10 +90,7 @@ class Dataset:
         dataset = cls(
             folder, manifest.id, FeatureSpec.from_json(manifest.features), manifest.identity, splits
         )
-        sizes = {
-            file.uri.rsplit("/", 1)[-1]: file.size
-            for file in storage.list(Storage.pattern_in(folder, "*.parquet"))
-        }
+        sizes = storage.sizes(folder, "*.parquet")
         for shard in (shard for split in splits.values() for shard in split.shards):
             if min(shard.row_groups, default=0) < 0 or sum(shard.row_groups) != shard.rows:
                 raise ArtifactError(
@@ -181,35 +178,25 @@ def finish_dataset(
     splits: Mapping[str, Split],
 ) -> None:
     """Write the manifest; from then on the dataset exists."""
-    write_manifest(
-        storage,
-        folder,
-        "dataset",
-        DATASET_FORMAT,
-        {
-            "id": name,
-            "identity": dict(identity),
-            "features": features.to_json(),
-            "splits": {
-                key: {"shards": [asdict(shard) for shard in split.shards], "report": dict(split.report)}
-                for key, split in splits.items()
-            },
-        },
-    )
+    manifest = _DatasetManifest(name, dict(identity), features.to_json(), dict(splits))
+    write_manifest(storage, folder, "dataset", DATASET_FORMAT, manifest)
 
 
 # ── rows and tables ────────────────────────────────────────────────────────────────────────────
 
 
+_TARGETS = {
+    "label": pa.float32(),
+    "weight": pa.float32(),
+    "impression": pa.uint32(),
+    "click": pa.uint32(),
+    "event_hour": pa.int32(),
+}
+
+
 def schema(features: FeatureSpec) -> pa.Schema:
     """The columns of every shard."""
-    columns = [
-        ("label", pa.float32()),
-        ("weight", pa.float32()),
-        ("impression", pa.uint32()),
-        ("click", pa.uint32()),
-        ("event_hour", pa.int32()),
-    ]
+    columns = [*_TARGETS.items()]
     columns += [(field.name, pa.float32()) for field in features.dense]
     item = pa.field("item", pa.uint64(), nullable=False)
     columns += [(slot.name, pa.list_(item) if slot.multi else pa.uint64()) for slot in features.slots]
@@ -218,28 +205,15 @@ def schema(features: FeatureSpec) -> pa.Schema:
 
 def to_table(batches: Sequence[LabelledRows], features: FeatureSpec) -> pa.Table:
     """Batches of rows as one Arrow table, in order."""
-    kinds = schema(features)
-
-    def joined(parts: list[np.ndarray[Any, Any]]) -> np.ndarray[Any, Any]:
-        return parts[0] if len(parts) == 1 else np.concatenate(parts)
-
-    columns = [
-        pa.array(joined([getattr(batch, f"{name}_B") for batch in batches]))
-        for name in ("label", "weight", "impression", "click", "event_hour")
-    ]
-    for d in range(len(features.dense)):
-        columns.append(pa.array(joined([batch.encoded.dense_DB[d] for batch in batches])))
-    for s, slot in enumerate(features.slots):
-        ids_N = pa.array(joined([batch.encoded.slots[s].ids_N for batch in batches]))
-        if not slot.multi:
-            columns.append(ids_N)
-            continue
-        counts_B = joined([np.diff(_offsets(batch.encoded.slots[s])) for batch in batches])
-        offsets_B1 = np.zeros(counts_B.size + 1, dtype=np.int32)
-        np.cumsum(counts_B, out=offsets_B1[1:])
-        columns.append(
-            pa.ListArray.from_arrays(pa.array(offsets_B1), ids_N, type=kinds.field(slot.name).type)
-        )
+    rows, kinds = concat_rows(batches), schema(features)
+    columns = [pa.array(getattr(rows, f"{name}_B")) for name in _TARGETS]
+    columns += [pa.array(values_B) for values_B in rows.encoded.dense_DB]
+    for slot, ids in zip(features.slots, rows.encoded.slots, strict=True):
+        column = pa.array(ids.ids_N)
+        if slot.multi:
+            offsets_B1 = pa.array(_offsets(ids).astype(np.int32))
+            column = pa.ListArray.from_arrays(offsets_B1, column, type=kinds.field(slot.name).type)
+        columns.append(column)
     return pa.table(columns, schema=kinds)
 
 
@@ -263,14 +237,8 @@ def from_table(table: pa.Table, features: FeatureSpec) -> LabelledRows:
         slots.append(
             SlotIds(lists.values.to_numpy()[offsets_B1[0] : offsets_B1[-1]], offsets_B1 - offsets_B1[0])
         )
-    return LabelledRows(
-        label_B=column("label"),
-        weight_B=column("weight"),
-        impression_B=column("impression"),
-        click_B=column("click"),
-        event_hour_B=column("event_hour"),
-        encoded=EncodedRows(table.num_rows, dense_DB, tuple(slots)),
-    )
+    encoded = EncodedRows(table.num_rows, dense_DB, tuple(slots))
+    return LabelledRows(**{f"{name}_B": column(name) for name in _TARGETS}, encoded=encoded)
 
 
 def concat_rows(parts: Sequence[LabelledRows]) -> LabelledRows:
@@ -287,14 +255,10 @@ def concat_rows(parts: Sequence[LabelledRows]) -> LabelledRows:
             slots.append(SlotIds(ids_N, np.concatenate([np.zeros(1, dtype=np.int64), np.cumsum(counts)])))
     rows = sum(part.rows for part in parts)
     dense_DB = np.concatenate([part.encoded.dense_DB for part in parts], axis=1)
-    return LabelledRows(
-        np.concatenate([part.label_B for part in parts]),
-        np.concatenate([part.weight_B for part in parts]),
-        np.concatenate([part.impression_B for part in parts]),
-        np.concatenate([part.click_B for part in parts]),
-        np.concatenate([part.event_hour_B for part in parts]),
-        EncodedRows(rows, dense_DB, tuple(slots)),
-    )
+    targets = {
+        f"{name}_B": np.concatenate([getattr(part, f"{name}_B") for part in parts]) for name in _TARGETS
+    }
+    return LabelledRows(**targets, encoded=EncodedRows(rows, dense_DB, tuple(slots)))
 
 
 def _offsets(ids: SlotIds) -> np.ndarray[Any, Any]:

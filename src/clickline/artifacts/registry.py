@@ -38,7 +38,6 @@ from clickline.artifacts.version import (
     create_exclusively,
     draft_folder,
     first_bad_file,
-    local_folder,
     number_name,
     open_version,
     utc_now,
@@ -51,7 +50,7 @@ from clickline.storage.file_lock import locked
 from clickline.storage.redaction import redacted
 from clickline.storage.storage import Storage
 from clickline.storage.storage_errors import translate_errors
-from clickline.validation import document_of
+from clickline.validation import document_of, validate
 
 if TYPE_CHECKING:
     from clickline.artifacts.signing import TrustedKeys
@@ -75,10 +74,10 @@ class Move:
     version: int
     reason: str
     at: str  # UTC, ISO
-    pinned: bool = False  # publishes leave the pointer alone
-    by: str = ""
-    before: tuple[int, ...] = ()  # versions to roll back to, the last one first
-    highest: int = 0  # version number in any move so far
+    pinned: bool  # publishes leave the pointer alone
+    by: str
+    before: tuple[int, ...]  # versions to roll back to, the last one first
+    highest: int  # version number in any move so far
 
     @property
     def previous(self) -> int | None:
@@ -249,7 +248,7 @@ class Registry:
         The first process makes the copy, which appears complete or not at all, with its checksums verified.
         """
         if self._local:
-            return local_folder(version.folder)
+            return Storage.local_path(version.folder)
         folder = into / _copy_name(version)
         if not folder.is_dir():
             with translate_errors(str(folder), redacted), locked(into / ".lock"):
@@ -457,7 +456,7 @@ class Registry:
     def _remove_stale_files(self) -> None:
         """Remove temporary files of moves and claims that killed processes left."""
         for folder in (self._moves, self._drafts):
-            for path in local_folder(folder).glob(".*"):
+            for path in Storage.local_path(folder).glob(".*"):
                 with (
                     translate_errors(str(path), redacted),
                     suppress(FileNotFoundError),
@@ -508,22 +507,11 @@ class Registry:
         place = self._move_file(sequence)
         content = self._storage.read(place)
         try:
-            document = json.loads(content)
-            move = Move(
-                sequence,
-                int(document["version"]),
-                str(document["reason"]),
-                str(document["at"]),
-                bool(document["pinned"]),
-                str(document["by"]),
-                tuple(int(number) for number in document["before"]),
-                int(document["highest"]),
-            )
-        except (ValueError, TypeError, KeyError, OverflowError, RecursionError) as error:
+            return validate(Move, {**json.loads(content), "sequence": sequence}, "the move")
+        except (ValueError, TypeError, RecursionError, ArtifactError) as error:
             raise ArtifactError(
                 f"{redacted(place)} is damaged ({error!r}). Remove it: the previous move is then the last one."
             ) from error
-        return move
 
     def _map(self, work: Callable[[Item], Result], items: Iterable[Item]) -> list[Result]:
         if self._local:

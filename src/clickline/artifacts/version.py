@@ -304,14 +304,11 @@ class Claim:
     def read(cls, storage: Storage, uri: str) -> Claim:
         """Read a claim; one that cannot be parsed is dead."""
         try:
-            claim = json.loads(storage.read(uri))
-            if not (claim["process"] == "" or re.fullmatch(r"\d+( \d+)?", claim["process"])):
-                raise ValueError(claim["process"])
-            parent = None if claim["parent"] is None else int(claim["parent"])
-            scratch = None if claim["scratch"] is None else str(claim["scratch"])
-            owner = str(claim["machine"]), str(claim["process"])
-            return cls(int(claim["number"]), parent, float(claim["since"]), *owner, scratch)
-        except (ValueError, TypeError, KeyError, OverflowError, RecursionError):
+            claim = validate(cls, json.loads(storage.read(uri)), uri)
+            if not re.fullmatch(r"(\d+( \d+)?)?", claim.process):
+                raise ValueError(claim.process)
+            return claim
+        except (ValueError, RecursionError, ArtifactError):
             return cls(int(uri.rpartition("/")[2].split(".")[0]), None, 0.0, "", "", None)
 
     def released(self) -> Claim:
@@ -451,7 +448,7 @@ class Draft:
 
     def _move(self) -> None:
         """Rename the folder within the registry, after its files are flushed to disk."""
-        target = local_folder(self._target)
+        target = Storage.local_path(self._target)
         with translate_errors(str(target), redacted):
             for path in (*self.folder.iterdir(), self.folder):
                 fsync(path)
@@ -472,7 +469,7 @@ class Draft:
 
 def first_bad_file(storage: Storage, folder: str, files: Mapping[str, VersionFile]) -> str:
     """A message about the first file that is missing or has the wrong size; empty if all are right."""
-    sizes = {file.uri.rpartition("/")[2]: file.size for file in storage.list(Storage.pattern_in(folder, "*"))}
+    sizes = storage.sizes(folder)
     for name, expected in files.items():
         uri = redacted(Storage.join(folder, name))
         if name not in sizes:
@@ -509,11 +506,7 @@ def claim_file(registry: str, number: int) -> str:
 
 def draft_folder(registry: str, number: int) -> Path:
     """Where a draft of a local registry writes its files: on the same disk, so that they can be renamed into uri."""
-    return local_folder(Storage.join(registry, "drafts", number_name(number)))
-
-
-def local_folder(uri: str) -> Path:
-    return Path(uri.removeprefix("file://")).expanduser()
+    return Storage.local_path(Storage.join(registry, "drafts", number_name(number)))
 
 
 def utc_now() -> str:

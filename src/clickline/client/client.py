@@ -11,7 +11,6 @@ import asyncio
 import time
 from collections.abc import Mapping
 from ssl import SSLContext
-from types import TracebackType
 from typing import Any, Literal, Protocol, Self, TypeVar, get_args
 
 from clickline.client.attempts import AttemptFailed, PreparedRequest, RawResponse, RetryBudget, ServerAddress
@@ -146,9 +145,7 @@ class Client(_BaseClient):
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
 
@@ -196,9 +193,7 @@ class AsyncClient(_BaseClient):
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self.close()
 
 

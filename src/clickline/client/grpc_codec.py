@@ -10,8 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from clickline.client.attempts import PreparedRequest, RawResponse
-from clickline.client.columnar import Column, NumericColumn, RequestTable
-from clickline.client.packing import pack_values
+from clickline.client.columnar import NumericColumn, RequestTable
+from clickline.client.packing import DATATYPES, OUTPUTS, pack_values, shape, value_type
 from clickline.client.results import ModelInfo, Prediction, Ranking, TensorInfo
 from clickline.wire.messages import (
     GetModelMetadataRequest,
@@ -28,18 +28,8 @@ from clickline.wire.messages import (
 )
 from clickline.wire.protobuf_writer import bytes_field, encode_varint, string_field
 
-_OUTPUTS = ("logistic", "logits")
 _DTYPES = {"float32": 1, "float64": 2, "int64": 9, "uint64": 23, "text": 7}  # TensorFlow's DataType
-_DATATYPES = {"float32": "FP32", "float64": "FP64", "int64": "INT64", "uint64": "UINT64", "text": "BYTES"}
 _DATATYPE_NAMES = {1: "FP32", 2: "FP64", 3: "INT32", 7: "BYTES", 9: "INT64", 10: "BOOL", 23: "UINT64"}
-
-
-def _value_type(column: Column) -> str:
-    return column.values_N.dtype.name if isinstance(column, NumericColumn) else "text"
-
-
-def _shape(rows: int, width: int) -> tuple[int, ...]:
-    return (rows,) if width == 1 else (rows, width)
 
 
 class TfServingGrpcCodec:
@@ -50,7 +40,7 @@ class TfServingGrpcCodec:
 
     def predict(self, table: RequestTable, version: int | None) -> PreparedRequest[Prediction]:
         spec = bytes_field(1, self._spec(version))
-        outputs = [string_field(3, name) for name in _OUTPUTS]
+        outputs = [string_field(3, name) for name in OUTPUTS]
         body = b"".join([spec, *_encode_tensors(2, table), *outputs])
         return PreparedRequest("/tensorflow.serving.PredictionService/Predict", body, _decode_prediction)
 
@@ -84,7 +74,7 @@ def _encode_tensors(field: int, table: RequestTable) -> list[bytes]:
     values = pack_values(table.columns, "field 8")
     entries = []
     for name, column in table.columns.items():
-        key, head = _tensor_header(name, _value_type(column), table.rows, column.width)
+        key, head = _tensor_header(name, value_type(column), table.rows, column.width)
         content = bytes_field(4, values[name]) if isinstance(column, NumericColumn) else values[name]
         entries.append(
             bytes_field(field, b"".join([key, encode_varint(len(head) + len(content)), head, content]))
@@ -96,7 +86,7 @@ def _encode_tensors(field: int, table: RequestTable) -> list[bytes]:
 def _tensor_header(name: str, kind: str, rows: int, width: int) -> tuple[bytes, bytes]:
     """The bytes before the length of a map entry's tensor, and those before its values: the same for all requests with
     this number of rows."""
-    sizes = b"".join(bytes_field(2, b"\x08" + encode_varint(size)) for size in _shape(rows, width))
+    sizes = b"".join(bytes_field(2, b"\x08" + encode_varint(size)) for size in shape(rows, width))
     return string_field(1, name) + b"\x12", b"\x08" + encode_varint(_DTYPES[kind]) + bytes_field(2, sizes)
 
 
@@ -161,8 +151,8 @@ class InferenceGrpcCodec(TfServingGrpcCodec):
         values = pack_values(table.columns, "length")
         parts = [string_field(1, self.model), string_field(2, "" if version is None else str(version))]
         for name, column in table.columns.items():
-            parts.append(_encode_input(name, _value_type(column), table.rows, column.width))
-        parts += [bytes_field(6, string_field(1, name)) for name in _OUTPUTS]
+            parts.append(_encode_input(name, value_type(column), table.rows, column.width))
+        parts += [bytes_field(6, string_field(1, name)) for name in OUTPUTS]
         parts += [bytes_field(7, values[name]) for name in table.columns]
         return PreparedRequest(
             "/inference.GRPCInferenceService/ModelInfer", b"".join(parts), _decode_inference
@@ -177,8 +167,8 @@ class InferenceGrpcCodec(TfServingGrpcCodec):
 @lru_cache(maxsize=4096)
 def _encode_input(name: str, kind: str, rows: int, width: int) -> bytes:
     """Encode an input without its values."""
-    shape = b"".join(map(encode_varint, _shape(rows, width)))
-    return bytes_field(5, string_field(1, name) + string_field(2, _DATATYPES[kind]) + bytes_field(3, shape))
+    sizes = b"".join(map(encode_varint, shape(rows, width)))
+    return bytes_field(5, string_field(1, name) + string_field(2, DATATYPES[kind]) + bytes_field(3, sizes))
 
 
 def _decode_inference(raw: RawResponse) -> Prediction:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import grpc
@@ -46,23 +46,32 @@ _CONNECTION_ERRORS = re.compile(
 _NOT_HTTP2 = re.compile(r"parsing HTTP/2|http1|SETTINGS frame", re.IGNORECASE)
 
 
-class _ChannelSettings:
-    """The settings that both kinds of channel share."""
+class _BaseTransport:
+    """What both kinds of channel share."""
+
+    _channel: Any = None
 
     def __init__(self, address: ServerAddress, token: str | None, tls: bool | str, timeout: float) -> None:
         self.address = address
         self.timeout = timeout
-        self.metadata = None if token is None else (("authorization", f"Bearer {token}"),)
+        self._metadata = None if token is None else (("authorization", f"Bearer {token}"),)
         self._tls = bool(tls)
         self._roots = read_ca_file(tls).encode() if isinstance(tls, str) else None
+        self._methods: dict[str, Any] = {}
 
-    def open(self, secure: Callable[..., Any], insecure: Callable[..., Any]) -> Any:
-        options: Sequence[tuple[str, int]] = _OPTIONS
+    def _open(self, secure: Callable[..., Any], insecure: Callable[..., Any]) -> Any:
         if not self._tls:
-            return insecure(str(self.address), options)
-        return secure(str(self.address), grpc.ssl_channel_credentials(self._roots), options)
+            return insecure(str(self.address), _OPTIONS)
+        return secure(str(self.address), grpc.ssl_channel_credentials(self._roots), _OPTIONS)
 
-    def to_failure(self, error: grpc.RpcError) -> AttemptFailed:
+    def _send(self, request: PreparedRequest[Any], seconds: float) -> Any:
+        """Start a call: the response's bytes, or an awaitable of them."""
+        method = self._methods.get(request.path)
+        if method is None:
+            method = self._methods[request.path] = self._channel.unary_unary(request.path)
+        return method(request.body or b"", timeout=seconds, metadata=self._metadata)
+
+    def _to_failure(self, error: grpc.RpcError) -> AttemptFailed:
         code, details = error.code(), error.details() or ""
         if code is grpc.StatusCode.DEADLINE_EXCEEDED and "Deadline Exceeded" in details:
             return timed_out(self.address, self.timeout)
@@ -97,47 +106,33 @@ class _ChannelSettings:
         return unreachable(self.address, reason, "serve.grpc_port")
 
 
-class GrpcTransport:
+class GrpcTransport(_BaseTransport):
     """A blocking gRPC channel; safe to use from several threads."""
 
     def __init__(self, address: ServerAddress, token: str | None, tls: bool | str, timeout: float) -> None:
-        self._settings = _ChannelSettings(address, token, tls, timeout)
-        self._channel = self._settings.open(grpc.secure_channel, grpc.insecure_channel)
-        self._methods: dict[str, Any] = {}
+        super().__init__(address, token, tls, timeout)
+        self._channel = self._open(grpc.secure_channel, grpc.insecure_channel)
 
     def call(self, request: PreparedRequest[Any], seconds: float) -> RawResponse:
-        method = self._methods.get(request.path)
-        if method is None:
-            method = self._methods[request.path] = self._channel.unary_unary(request.path)
         try:
-            return RawResponse(method(request.body or b"", timeout=seconds, metadata=self._settings.metadata))
+            return RawResponse(self._send(request, seconds))
         except grpc.RpcError as error:
-            raise self._settings.to_failure(error) from error
+            raise self._to_failure(error) from error
 
     def close(self) -> None:
         self._channel.close()
 
 
-class AsyncGrpcTransport:
+class AsyncGrpcTransport(_BaseTransport):
     """An asyncio gRPC channel, opened by the first call."""
-
-    def __init__(self, address: ServerAddress, token: str | None, tls: bool | str, timeout: float) -> None:
-        self._settings = _ChannelSettings(address, token, tls, timeout)
-        self._channel: Any = None
-        self._methods: dict[str, Any] = {}
 
     async def call(self, request: PreparedRequest[Any], seconds: float) -> RawResponse:
         if self._channel is None:
-            self._channel = self._settings.open(grpc.aio.secure_channel, grpc.aio.insecure_channel)
-        method = self._methods.get(request.path)
-        if method is None:
-            method = self._methods[request.path] = self._channel.unary_unary(request.path)
+            self._channel = self._open(grpc.aio.secure_channel, grpc.aio.insecure_channel)
         try:
-            return RawResponse(
-                await method(request.body or b"", timeout=seconds, metadata=self._settings.metadata)
-            )
+            return RawResponse(await self._send(request, seconds))
         except grpc.RpcError as error:
-            raise self._settings.to_failure(error) from error
+            raise self._to_failure(error) from error
 
     async def close(self) -> None:
         if self._channel is not None:

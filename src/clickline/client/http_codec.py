@@ -13,12 +13,10 @@ from numpy.typing import NDArray
 
 from clickline.client.attempts import PreparedRequest, RawResponse
 from clickline.client.columnar import NumericColumn, RequestTable, SpanColumn, StringColumn, as_doubles
-from clickline.client.packing import pack_values
+from clickline.client.packing import DATATYPES, OUTPUTS, pack_values, shape, value_type
 from clickline.client.results import ModelInfo, Prediction, Ranking, TensorInfo
 
-_OUTPUTS = ("logistic", "logits")
 _JSON = {"content-type": "application/json"}
-_DATATYPES = {"float32": "FP32", "float64": "FP64", "int64": "INT64", "uint64": "UINT64"}
 _DATATYPE_NAMES = {"DT_FLOAT": "FP32", "DT_DOUBLE": "FP64", "DT_STRING": "BYTES"}  # others without their DT_
 _HEADER_LENGTH = "inference-header-content-length"
 
@@ -162,15 +160,13 @@ class InferenceHttpCodec(TfServingHttpCodec):
         inputs = [
             {
                 "name": name,
-                "datatype": _DATATYPES[column.values_N.dtype.name]
-                if isinstance(column, NumericColumn)
-                else "BYTES",
-                "shape": [table.rows] if column.width == 1 else [table.rows, column.width],
+                "datatype": DATATYPES[value_type(column)],
+                "shape": shape(table.rows, column.width),
                 "parameters": {"binary_data_size": len(values[name])},
             }
             for name, column in table.columns.items()
         ]
-        outputs = [{"name": name, "parameters": {"binary_data": True}} for name in _OUTPUTS]
+        outputs = [{"name": name, "parameters": {"binary_data": True}} for name in OUTPUTS]
         header = _dumps({"inputs": inputs, "outputs": outputs})
         headers = {"content-type": "application/octet-stream", _HEADER_LENGTH: str(len(header))}
         body = b"".join([header, *(values[name] for name in table.columns)])

@@ -7,7 +7,7 @@ import json
 import os
 import socket
 import ssl
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from time import monotonic
 from typing import Any
@@ -35,21 +35,23 @@ _KINDS: dict[int, Refusal] = {
 }
 
 
-class _ClientSettings:
-    """The settings that both kinds of client share."""
+class _BaseTransport:
+    """What both kinds of client share."""
+
+    _client_type: Callable[..., Any]
 
     def __init__(
         self, address: ServerAddress, token: str | None, tls: bool | str | ssl.SSLContext, timeout: float
     ) -> None:
         self.address = address
         self.timeout = timeout
-        self.options: dict[str, Any] = {
-            "base_url": f"{'https' if tls else 'http'}://{address}",
-            "headers": {} if token is None else {"authorization": f"Bearer {token}"},
-            "verify": ssl.create_default_context(cadata=read_ca_file(tls)) if isinstance(tls, str) else tls,
-        }
+        self._client = self._client_type(
+            base_url=f"{'https' if tls else 'http'}://{address}",
+            headers={} if token is None else {"authorization": f"Bearer {token}"},
+            verify=ssl.create_default_context(cadata=read_ca_file(tls)) if isinstance(tls, str) else tls,
+        )
 
-    def request(self, prepared: PreparedRequest[Any], seconds: float) -> dict[str, Any]:
+    def _request(self, prepared: PreparedRequest[Any], seconds: float) -> dict[str, Any]:
         # With the timeout, the server does not start work that would finish too late.
         timeout = {"x-request-timeout-ms": str(int(seconds * 1000))}
         return {
@@ -60,7 +62,7 @@ class _ClientSettings:
             "timeout": seconds,
         }
 
-    def response(self, response: httpx.Response, body: bytes) -> RawResponse:
+    def _response(self, response: httpx.Response, body: bytes) -> RawResponse:
         status = response.status_code
         if status < 300:
             return RawResponse(body, response.headers)
@@ -73,7 +75,7 @@ class _ClientSettings:
         )
 
     @contextmanager
-    def translate_errors(self) -> Iterator[None]:
+    def _translate_errors(self) -> Iterator[None]:
         """Turn any transport error into `AttemptFailed`."""
         try:
             yield
@@ -122,46 +124,38 @@ def _error_message(status: int, body: bytes) -> str:
         return f"HTTP {status}: {body[:200].decode('utf-8', 'replace').strip()}"
 
 
-class HttpTransport:
+class HttpTransport(_BaseTransport):
     """Blocking HTTP connections; safe to use from several threads."""
 
-    def __init__(
-        self, address: ServerAddress, token: str | None, tls: bool | str | ssl.SSLContext, timeout: float
-    ) -> None:
-        self._settings = _ClientSettings(address, token, tls, timeout)
-        self._client = httpx.Client(**self._settings.options)
+    _client_type = httpx.Client
 
     def call(self, prepared: PreparedRequest[Any], seconds: float) -> RawResponse:
         deadline = monotonic() + seconds
         pieces = []
         with (
-            self._settings.translate_errors(),
-            self._client.stream(**self._settings.request(prepared, seconds)) as response,
+            self._translate_errors(),
+            self._client.stream(**self._request(prepared, seconds)) as response,
         ):
             for piece in response.iter_bytes():
                 pieces.append(piece)
                 if monotonic() > deadline:  # httpx only limits the wait for each piece
                     raise TimeoutError
-        return self._settings.response(response, b"".join(pieces))
+        return self._response(response, b"".join(pieces))
 
     def close(self) -> None:
         self._client.close()
 
 
-class AsyncHttpTransport:
+class AsyncHttpTransport(_BaseTransport):
     """Asyncio HTTP connections."""
 
-    def __init__(
-        self, address: ServerAddress, token: str | None, tls: bool | str | ssl.SSLContext, timeout: float
-    ) -> None:
-        self._settings = _ClientSettings(address, token, tls, timeout)
-        self._client = httpx.AsyncClient(**self._settings.options)
+    _client_type = httpx.AsyncClient
 
     async def call(self, prepared: PreparedRequest[Any], seconds: float) -> RawResponse:
-        with self._settings.translate_errors():
+        with self._translate_errors():
             async with asyncio.timeout(seconds):
-                response = await self._client.request(**self._settings.request(prepared, seconds))
-        return self._settings.response(response, response.content)
+                response = await self._client.request(**self._request(prepared, seconds))
+        return self._response(response, response.content)
 
     async def close(self) -> None:
         await self._client.aclose()

@@ -14,7 +14,19 @@ from clickline.client.columnar import Column, NumericColumn, SpanColumn, StringC
 Framing = Literal["field 8", "length", "none"]
 """The prefix of each text: the tag and length of protobuf field 8; its length in 4 bytes; none."""
 
+OUTPUTS = ("logistic", "logits")
+DATATYPES = {"float32": "FP32", "float64": "FP64", "int64": "INT64", "uint64": "UINT64", "text": "BYTES"}
+"""The Open Inference Protocol's names of value types."""
+
 _TAG = 8 << 3 | 2
+
+
+def value_type(column: Column) -> str:
+    return column.values_N.dtype.name if isinstance(column, NumericColumn) else "text"
+
+
+def shape(rows: int, width: int) -> tuple[int, ...]:
+    return (rows,) if width == 1 else (rows, width)
 
 
 def pack_values(columns: Mapping[str, Column], framing: Framing) -> dict[str, bytes]:

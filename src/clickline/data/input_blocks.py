@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -11,14 +11,17 @@ from pathlib import Path
 from typing import TypeVar
 
 from clickline.config import DataSection
+from clickline.config.sections import Dates
 from clickline.data.readers import CustomReader, ParquetReader, Reader, RecordIOReader, open_reader
 from clickline.data.readers.reader import BLOCK_BYTES
 from clickline.data.readers.text_blocks import compression_ratio
 from clickline.data.schema import Schema
+from clickline.data.targets import time_unit_detector
 from clickline.errors import DataError, StorageError
 from clickline.progress import Progress
 from clickline.records import Block, RawRows, SourceFile, TimeUnit
 from clickline.storage.file_cache import FileCache
+from clickline.storage.log_files import DateRange, resolve_files
 from clickline.storage.redaction import redacted
 from clickline.storage.storage import Storage
 
@@ -39,6 +42,15 @@ def reader_from_config(data: DataSection, schema: Schema) -> Reader:
         modulo=data.modulo,
         block_bytes=min(BLOCK_BYTES, data.shard_size),
     )
+
+
+def files_from_config(
+    data: DataSection, patterns: Sequence[str], dates: Dates | None, storage: Storage, progress: Progress
+) -> list[SourceFile]:
+    """The files of patterns in the hours of `dates`; HourNotReady if some of them do not arrive in time."""
+    hours = None if dates is None else DateRange(dates.first, dates.last)
+    wait = 0 if dates is None else dates.wait
+    return resolve_files(storage, list(patterns), hours, data.donefile, wait, progress)
 
 
 @dataclass(frozen=True)
@@ -111,6 +123,14 @@ class Inputs:
         return self.detect_time_unit(self.reader.parse(block))
 
 
+def open_inputs(
+    data: DataSection, files: Sequence[SourceFile], schema: Schema, cache: FileCache, storage: Storage
+) -> Inputs:
+    """Files of the config's logs, with the reader for the columns of a schema."""
+    detect_unit = time_unit_detector(schema.targets, schema.features.missing)
+    return Inputs(files, reader_from_config(data, schema), cache, storage, detect_unit)
+
+
 @contextmanager
 def _explain_read_errors(file: SourceFile) -> Iterator[None]:
     try:
@@ -124,7 +144,7 @@ def _explain_read_errors(file: SourceFile) -> Iterator[None]:
 
 def map_in_order(
     work: Callable[[int, Item], Result], items: Iterable[Item], threads: int
-) -> Iterator[tuple[Item, Result]]:
+) -> Generator[tuple[Item, Result], None, None]:
     """Call `work(number, item)` for every item, in threads. Results keep the order, so float sums are reproducible."""
     pool = ThreadPoolExecutor(threads)
     waiting: deque[tuple[Item, Future[Result]]] = deque()

@@ -72,26 +72,11 @@ class TimeBounds:
         return cls(source.hour, latest + _TOLERANCE, origin, block.time_unit)
 
 
-@dataclass(frozen=True)
-class Targets:
-    """The targets of all rows of a block, bad ones included."""
-
-    label_B: NDArray[np.float32]
-    weight_B: NDArray[np.float32]
-    impression_B: NDArray[np.uint32]
-    click_B: NDArray[np.uint32]
-    event_hour_B: NDArray[np.int32]
-
-    def with_features(self, encoded: EncodedRows) -> LabelledRows:
-        return LabelledRows(
-            self.label_B, self.weight_B, self.impression_B, self.click_B, self.event_hour_B, encoded
-        )
-
-
 def read_targets(
-    raw: RawRows, fields: TargetFields, missing: tuple[str, ...], file: TimeBounds
-) -> tuple[Targets, list[ValidationErrors]]:
-    """Read the targets, and the validation errors of rows that cannot be used."""
+    raw: RawRows, encoded: EncodedRows, fields: TargetFields, missing: tuple[str, ...], file: TimeBounds
+) -> tuple[LabelledRows, list[ValidationErrors]]:
+    """The encoded rows with their targets, bad ones included, and the validation errors of rows that cannot be
+    used."""
     errors: list[ValidationErrors] = []
 
     def column(name: str) -> RawColumn:
@@ -123,7 +108,7 @@ def read_targets(
         event_hour_B = _read_hours(column(fields.time), fields, raw.rows, file, errors)
     else:
         event_hour_B = np.full(raw.rows, -1 if file.hour is None else file.hour, dtype=np.int32)
-    return Targets(label_B, weight_B, impression_B, click_B, event_hour_B), errors
+    return LabelledRows(label_B, weight_B, impression_B, click_B, event_hour_B, encoded), errors
 
 
 def _read_counts(

@@ -2,75 +2,95 @@
 
 from __future__ import annotations
 
-import time
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Any, Protocol
+from dataclasses import dataclass, field
+from typing import Any
 
 import pyarrow as pa
 
 from clickline.artifacts.dataset import Dataset
 from clickline.artifacts.manifest import MANIFEST, fingerprint
 from clickline.config import Config
-from clickline.data.input_blocks import Inputs, map_in_order, reader_from_config
-from clickline.data.labelled_reader import LabelledBlock, LabelledReader
+from clickline.data.input_blocks import files_from_config, map_in_order
+from clickline.data.labelled_reader import LabelledLogs
 from clickline.data.schema import Schema, target_fields
 from clickline.data.slot_discovery import discover_slots
-from clickline.data.targets import time_unit_detector
-from clickline.errors import ArtifactError, ConfigError, DataError, Mistake, TooManyBadRows
-from clickline.evaluation.id_names import id_names_of
-from clickline.evaluation.id_names_in_logs import find_id_names
+from clickline.errors import ArtifactError, ConfigError, DataError, Mistake
+from clickline.evaluation.id_names import find_id_names, id_names_of
 from clickline.features import DenseField, FeatureSpec, SlotField
 from clickline.machine import cores
 from clickline.progress import Progress
-from clickline.records import BadRow, LabelledRows, SourceFile
+from clickline.records import LabelledRows, RawRows, SourceFile
 from clickline.storage.file_cache import FileCache
-from clickline.storage.log_files import DateRange, resolve_files
 from clickline.storage.redaction import redacted
 from clickline.storage.storage import Storage
-
-_MAX_EXAMPLES = 20  # bad rows that a report lists
 
 Ids = Mapping[str, Sequence[int]]
 Names = dict[str, dict[int, str]]
 
 
-class EvalRows(Protocol):
-    """Labelled rows to evaluate on."""
+@dataclass(frozen=True)
+class EvalSource:
+    """The rows that a user wants models to be evaluated on."""
 
-    @property
-    def label(self) -> str:
-        """Identifies the rows in a file name."""
+    config: Config
+    storage: Storage
+    cache: FileCache
+    data: Sequence[str]  # a dataset's folder, or logs; empty: the current dataset
+    split: str
 
-    def read(self, progress: Progress) -> Iterator[LabelledRows]:
-        """Read all rows in order; can be called once."""
+    def open(self, features: FeatureSpec, progress: Progress) -> EvalRows:
+        """Open the rows as a model with these features needs them."""
+        storage, data, split = self.storage, self.data, self.split
+        if not data:
+            return self._open_dataset(Dataset.current(storage, self.config.home), features)
+        if len(data) == 1 and storage.describe(Storage.join(data[0], MANIFEST)):
+            return self._open_dataset(Dataset.open(storage, data[0]), features)
+        if split != "eval":
+            problem = f"is {split}, but --data names raw logs, which have no splits."
+            raise ConfigError([Mistake("", 0, "--split", problem, "Remove one of the two.")])
+        section = self.config.data
+        files = files_from_config(section, data, section.eval_dates or section.dates, storage, progress)
+        dense = discover_slots(section.format, files, self.cache, storage, progress, slots=False).dense
+        schema = Schema(features, target_fields(section), dense)
+        return LogRows(data, LabelledLogs.open(section, files, schema, self.cache, storage))
 
-    def names(self, ids: Ids) -> Names:
-        """The values behind ids, by slot, as far as they can be found."""
+    def _open_dataset(self, dataset: Dataset, features: FeatureSpec) -> DatasetRows:
+        if self.split not in dataset.splits:
+            raise DataError(
+                f"dataset {dataset.id} has no {self.split} rows; it has: {', '.join(dataset.splits)}. "
+                f"Choose one of them with --split, name logs with --data, or set data.{self.split} and prepare again."
+            )
+        messages = _differences(dataset.features, features)
+        if messages:
+            raise ArtifactError(
+                f"dataset {dataset.id} is encoded differently from the model's training data: {'; '.join(messages)}. "
+                "Name the raw logs with --data instead: they are encoded for the model."
+            )
+        return DatasetRows(dataset, self.split, self.storage, self.cache)
 
-    def to_json(self) -> dict[str, Any]:
-        """A description of the rows; complete after they have been read."""
+
+def _differences(dataset_features: FeatureSpec, model_features: FeatureSpec) -> list[str]:
+    """How the dataset's features differ from the model's, as messages."""
+    dataset_fields: dict[str, DenseField | SlotField] = {f.name: f for f in dataset_features.fields}
+    model_fields: dict[str, DenseField | SlotField] = {f.name: f for f in model_features.fields}
+    differences = {
+        "not in the dataset": [name for name in model_fields if name not in dataset_fields],
+        "not in the model": [name for name in dataset_fields if name not in model_fields],
+        "other statistics or transform": [
+            n for n in model_fields if n in dataset_fields and model_fields[n] != dataset_fields[n]
+        ],
+    }
+    messages = [f"{what}: {_first_names(names)}" for what, names in differences.items() if names]
+    return (
+        messages
+        if messages or dataset_features == model_features
+        else ["the order of the fields, or data.missing"]
+    )
 
 
-def open_rows(
-    config: Config,
-    storage: Storage,
-    cache: FileCache,
-    data: Sequence[str],
-    split: str,
-    features: FeatureSpec,
-    progress: Progress,
-) -> EvalRows:
-    """Open the rows that `data` names: a dataset's folder or logs; by default, the current dataset."""
-    if not data:
-        return _open_dataset(Dataset.current(storage, config.home), split, features, storage, cache)
-    if len(data) == 1 and storage.describe(Storage.join(data[0], MANIFEST)):
-        return _open_dataset(Dataset.open(storage, data[0]), split, features, storage, cache)
-    if split != "eval":
-        problem = f"is {split}, but --data names raw logs, which have no splits."
-        raise ConfigError([Mistake("", 0, "--split", problem, "Remove one of the two.")])
-    return _open_logs(config, storage, cache, data, features, progress)
+def _first_names(names: list[str]) -> str:
+    return ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
 
 
 # ── a dataset ──────────────────────────────────────────────────────────────────────────────────
@@ -88,9 +108,12 @@ class DatasetRows:
 
     @property
     def label(self) -> str:
+        """Identifies the rows in a file name."""
         return f"{self.split}-of-{self.dataset.id}"
 
     def read(self, progress: Progress) -> Iterator[LabelledRows]:
+        """All rows in order."""
+
         def read(number: int, place: tuple[int, int, int]) -> LabelledRows:
             shard, group, _ = place
             return self.group(shard, group)
@@ -131,140 +154,56 @@ class DatasetRows:
         return {"dataset": self.dataset.folder, "split": self.split}
 
 
-def _open_dataset(
-    dataset: Dataset, split: str, features: FeatureSpec, storage: Storage, cache: FileCache
-) -> DatasetRows:
-    if split not in dataset.splits:
-        raise DataError(
-            f"dataset {dataset.id} has no {split} rows; it has: {', '.join(dataset.splits)}. "
-            f"Choose one of them with --split, name logs with --data, or set data.{split} and prepare again."
-        )
-    messages = _differences(dataset.features, features)
-    if messages:
-        raise ArtifactError(
-            f"dataset {dataset.id} is encoded differently from the model's training data: {'; '.join(messages)}. "
-            "Name the raw logs with --data instead: they are encoded for the model."
-        )
-    return DatasetRows(dataset, split, storage, cache)
-
-
-def _differences(dataset_features: FeatureSpec, model_features: FeatureSpec) -> list[str]:
-    """How the dataset's features differ from the model's, as messages."""
-    dataset_fields: dict[str, DenseField | SlotField] = {f.name: f for f in dataset_features.fields}
-    model_fields: dict[str, DenseField | SlotField] = {f.name: f for f in model_features.fields}
-    differences = {
-        "not in the dataset": [name for name in model_fields if name not in dataset_fields],
-        "not in the model": [name for name in dataset_fields if name not in model_fields],
-        "other statistics or transform": [
-            n for n in model_fields if n in dataset_fields and model_fields[n] != dataset_fields[n]
-        ],
-    }
-    messages = [f"{what}: {_first_names(names)}" for what, names in differences.items() if names]
-    return (
-        messages
-        if messages or dataset_features == model_features
-        else ["the order of the fields, or data.missing"]
-    )
-
-
-def _first_names(names: list[str]) -> str:
-    return ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
-
-
 # ── raw logs ───────────────────────────────────────────────────────────────────────────────────
 
 
-@dataclass
+@dataclass(frozen=True)
 class LogRows:
-    """The rows of raw logs; bad ones are left out and counted, and the first of them are kept for the report."""
+    """The rows of raw logs."""
 
     patterns: Sequence[str]
-    inputs: Inputs
-    reader: LabelledReader
-    max_bad_ratio: float
-    rows: int = 0
-    bad: Counter[str] = field(default_factory=Counter)
-    examples: list[BadRow] = field(default_factory=list)
+    logs: LabelledLogs
 
     @property
     def label(self) -> str:
-        return f"logs-{fingerprint([file.uri for file in self.inputs.files])}"
+        return f"logs-{fingerprint([file.uri for file in self.logs.inputs.files])}"
 
     def read(self, progress: Progress) -> Iterator[LabelledRows]:
-        progress.begin("evaluate", total_bytes=self.inputs.uncompressed_bytes(progress))
-        for labelled in self.reader.rows(self.inputs, cores(), progress):
-            self._count(labelled)
+        """All rows in order; can be called once, because bad rows are counted."""
+        progress.begin("evaluate", total_bytes=self.logs.inputs.uncompressed_bytes(progress))
+        for labelled in self.logs.read(cores(), progress):
+            self._check_columns(labelled.raw)
+            good = 0 if labelled.rows is None else labelled.rows.rows
+            progress.advance(rows=good + sum(row.count for row in labelled.bad), size=labelled.size)
             if labelled.rows is not None:
                 yield labelled.rows
         progress.end()
-        self._check_bad_rows()
 
     def names(self, ids: Ids) -> Names:
-        return find_id_names(self.inputs, self.reader.features, ids)
+        """The values behind ids, by slot, as far as they can be found."""
+        return find_id_names(self.logs.inputs, self.logs.reader.features, ids)
 
     def to_json(self) -> dict[str, Any]:
+        """A description of the rows; complete after they have been read."""
         return {
             "logs": [redacted(pattern) for pattern in self.patterns],
-            "files": [redacted(file.uri) for file in self.inputs.files],
-            "bad": dict(sorted(self.bad.items())),
+            "files": [redacted(file.uri) for file in self.logs.inputs.files],
+            "bad": dict(sorted(self.logs.bad.items())),
             "bad_rows": [
                 {"file": row.file, "line": row.line, "reason": row.reason, "detail": row.detail}
-                for row in self.examples
+                for row in self.logs.examples
             ],
         }
 
-    def _count(self, labelled: LabelledBlock) -> None:
-        if labelled.raw is not None:
-            missing = [name for name in self.reader.features.columns if name not in labelled.raw.columns]
-            if missing:
-                raise DataError(
-                    f"the model was trained with the columns {_first_names(missing)}, which logs of this format do not "
-                    "have. Use the config it was trained with, or check data.format."
-                )
-        self.rows += 0 if labelled.rows is None else labelled.rows.rows
-        for row in labelled.bad:
-            self.bad[row.reason] += row.count
-        self.examples += labelled.bad[: _MAX_EXAMPLES - len(self.examples)]
-
-    def _check_bad_rows(self) -> None:
-        bad = self.bad.total()
-        first = redacted(self.inputs.files[0].uri) + (" and others" if len(self.inputs.files) > 1 else "")
-        reasons = ", ".join(f"{count:,} {reason}" for reason, count in self.bad.most_common())
-        if not self.rows and not bad:
-            raise DataError(f"{first} has no rows. Name the files with the logs.")
-        total = self.rows + bad
-        if not self.rows or bad > self.max_bad_ratio * total:
-            places = "; ".join(f"{row.file}:{row.line}: {row.detail}" for row in self.examples[:3])
-            raise TooManyBadRows(
-                f"{bad:,} of {total:,} rows of {first} are bad ({bad / total:.2%}; data.max_bad_ratio allows "
-                f"{self.max_bad_ratio:.2%}): {reasons}. The first: {places}. "
-                "Fix the data, check data.format, or raise data.max_bad_ratio."
+    def _check_columns(self, raw: RawRows | None) -> None:
+        missing = (
+            [] if raw is None else [n for n in self.logs.reader.features.columns if n not in raw.columns]
+        )
+        if missing:
+            raise DataError(
+                f"the model was trained with the columns {_first_names(missing)}, which logs of this format do not "
+                "have. Use the config it was trained with, or check data.format."
             )
 
 
-def _open_logs(
-    config: Config,
-    storage: Storage,
-    cache: FileCache,
-    patterns: Sequence[str],
-    features: FeatureSpec,
-    progress: Progress,
-) -> LogRows:
-    data = config.data
-    dates = data.eval_dates or data.dates
-    files: list[SourceFile] = resolve_files(
-        storage,
-        patterns,
-        None if dates is None else DateRange(dates.first, dates.last),
-        data.donefile,
-        0 if dates is None else dates.wait,
-        progress,
-    )
-    schema = Schema(features, target_fields(data))
-    if data.format == "paddlerec":
-        found = discover_slots(data.format, files, cache, storage, cores(), progress, slots=False)
-        schema = replace(schema, dense=found.dense)
-    reader = reader_from_config(data, schema)
-    inputs = Inputs(files, reader, cache, storage, time_unit_detector(schema.targets, features.missing))
-    labelled = LabelledReader(reader, features, schema.targets, time.time())
-    return LogRows(patterns, inputs, labelled, data.max_bad_ratio)
+EvalRows = DatasetRows | LogRows

@@ -17,7 +17,7 @@ from clickline.config.loader import resolved
 from clickline.errors import ClicklineError, ConfigError, Mistake
 from clickline.evaluation.baseline import worse_than_base_rate
 from clickline.evaluation.drift import RowSample
-from clickline.evaluation.eval_rows import DatasetRows, EvalRows, LogRows, open_rows
+from clickline.evaluation.eval_rows import DatasetRows, EvalRows, EvalSource, LogRows
 from clickline.evaluation.evaluator import Evaluation, evaluate_rows
 from clickline.evaluation.gate import Thresholds, Verdict, check_gate
 from clickline.evaluation.importance import FieldImportance, ImportanceCounts
@@ -60,7 +60,7 @@ class EvaluateResult:
     @property
     def bad(self) -> Mapping[str, int]:
         """Rows of raw logs that were left out, by reason."""
-        return self.rows.bad if isinstance(self.rows, LogRows) else {}
+        return self.rows.logs.bad if isinstance(self.rows, LogRows) else {}
 
     def name_of(self, slot: str, id: int) -> str:
         """The display name of an id: its value if known, else its hexadecimal number."""
@@ -95,7 +95,8 @@ def evaluate(
     scored = find_model(config, model)
     features = scored.features
     slot_indices = _slot_indices(slices, features)
-    rows = open_rows(config, storage, cache, data, split, features, progress)
+    source = EvalSource(config, storage, cache, data, split)
+    rows = source.open(features, progress)
 
     importance_counts = ImportanceCounts(features, seed) if importance else None
     sampler = RowSample(SAMPLED_ROWS)
@@ -106,7 +107,7 @@ def evaluate(
         custom_metrics=scored.custom_metrics,
         importance=importance_counts,
     )
-    current, why = _evaluate_live(config, storage, cache, scored, data, split, slot_indices, progress)
+    current, why = _evaluate_live(source, scored, slot_indices, progress)
     top_ids = {slot: [one.id for one in slices_of_slot] for slot, slices_of_slot in evaluation.slices.items()}
     names = rows.names(top_ids) if top_ids else {}
     importances = None if importance_counts is None else importance_counts.result(evaluation.total)
@@ -116,7 +117,7 @@ def evaluate(
     notes = [f"No other version was evaluated on these rows: {why}."] if why else []
     if importances is None:
         notes.append("Field importance was not requested: run `clickline evaluate --importance`.")
-    training_dataset, fields = _field_analysis(config, storage, cache, scored, rows, sampler.rows(), notes)
+    training_dataset, fields = _field_analysis(source, scored, rows, sampler.rows(), notes)
     inputs = ReportInputs(
         name=f"{scored.name}-{rows.label}",
         home=config.home,
@@ -148,15 +149,14 @@ def _sampled(rows: Iterable[LabelledRows], sampler: RowSample) -> Iterator[Label
 
 
 def _field_analysis(
-    config: Config,
-    storage: Storage,
-    cache: FileCache,
+    source: EvalSource,
     scored: ScoredModel,
     rows: EvalRows,
     sample_rows: LabelledRows | None,
     notes: list[str],
 ) -> tuple[Dataset | None, dict[str, Any]]:
     """The dataset that the model was trained on, and the slot table and drift of the report."""
+    storage = source.storage
     notes.append("See the report of the run for how the model was trained.")
     features, name = scored.features, scored.document.get("dataset")
     unseen_shares = None if sample_rows is None else scored.unseen_shares(sample_rows)
@@ -164,7 +164,7 @@ def _field_analysis(
     if evaluated is None:
         notes.append("Distinct and missing values are not counted for raw logs.")
     try:
-        training_dataset = Dataset.open(storage, dataset_folder(config.home, name)) if name else None
+        training_dataset = Dataset.open(storage, dataset_folder(source.config.home, name)) if name else None
     except ClicklineError:
         training_dataset = None
     same = (
@@ -176,9 +176,8 @@ def _field_analysis(
     if training_dataset is None or not same:
         notes.append("The training data of the model is no longer available, so drift cannot be measured.")
     elif sample_rows is not None:
-        before = sample(
-            training_dataset, "train", DatasetRows(training_dataset, "train", storage, cache).group
-        )
+        train_rows = DatasetRows(training_dataset, "train", storage, source.cache)
+        before = sample(training_dataset, "train", train_rows.group)
         if before is not None:
             drift = drift_between(features, before, sample_rows, dataset_id_names(training_dataset, features))
     train = training_dataset.splits.get("train") if training_dataset is not None and same else None
@@ -187,23 +186,17 @@ def _field_analysis(
 
 
 def _evaluate_live(
-    config: Config,
-    storage: Storage,
-    cache: FileCache,
-    scored: ScoredModel,
-    data: Sequence[str],
-    split: str,
-    sliced: Collection[str],
-    progress: Progress,
+    source: EvalSource, scored: ScoredModel, sliced: Collection[str], progress: Progress
 ) -> tuple[LiveEvaluation | None, str]:
     """Evaluate the live version on the same rows, encoded for it; without one, returns the reason."""
+    config = source.config
     requested = config.gate.vs_current is not None
 
     def score(move: Move) -> LiveEvaluation | None:
         if move.version == scored.version and not requested:
             return None
         live = find_model(config, str(move.version))
-        rows = open_rows(config, storage, cache, data, split, live.features, progress)
+        rows = source.open(live.features, progress)
         slot_indices = {
             slot.name: index for index, slot in enumerate(live.features.slots) if slot.name in sliced
         }

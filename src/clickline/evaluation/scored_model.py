@@ -10,9 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from clickline.artifacts.checkpoint import Checkpoint
+from clickline.artifacts.checkpoint import Checkpoint, find_checkpoint
 from clickline.artifacts.from_config import registry_of
-from clickline.artifacts.runs import find_checkpoint
 from clickline.artifacts.version import Version
 from clickline.config import Config
 from clickline.errors import ArtifactError

@@ -273,6 +273,17 @@ def exact_integers(texts: Iterable[bytes], signed: bool) -> list[int]:
     return [number for number in map(int, decimal) if low <= number < high]
 
 
+def select_values(
+    column: RawColumn, places: slice | NDArray[np.int64], offsets_B1: Offsets | None = None
+) -> RawColumn:
+    """Some values of a column; `offsets_B1` says to which row each belongs, unless every row has one."""
+    if isinstance(column, TextColumn):
+        return TextColumn(column.data, column.starts_N[places], column.ends_N[places], offsets_B1)
+    if isinstance(column, IntegerColumn):
+        return IntegerColumn(column.values_N[places], column.missing_N[places], column.signed, offsets_B1)
+    return NumberColumn(column.values_N[places], offsets_B1, column.precision)
+
+
 def split_values(column: RawColumn, separator: str) -> RawColumn:
     """Texts split at a separator into several values per row; empty pieces are dropped."""
     if not isinstance(column, TextColumn):

@@ -8,6 +8,8 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
+from clickline.machine import connect_host
+
 if TYPE_CHECKING:
     from clickline.config import Config
 
@@ -31,12 +33,12 @@ def endpoint_of(config: Config, example: Mapping[str, Any] | None = None) -> End
     """The endpoint of a config. The `curl` command scores the row `example`; without one it reads the model's
     status."""
     section = config.serve
-    host, scheme = _host(config), _scheme(config)
+    host, scheme = _in_url(section.host), _scheme(config)
     token = (
         "" if section.token_file is None else f' -H "Authorization: Bearer $(head -n1 {section.token_file})"'
     )
     ca = "" if section.tls is None else f" --cacert {section.tls.ca or section.tls.certificate}"
-    url = f"{scheme}://{_connect_host(host)}:{section.http_port}/v1/models/{config.name}"
+    url = f"{scheme}://{_in_url(connect_host(section.host))}:{section.http_port}/v1/models/{config.name}"
     rows = "" if example is None else shlex.quote(json.dumps({"instances": [example]}))
     target = f"{url}:predict -d {rows}" if rows else url
     return Endpoint(
@@ -59,7 +61,7 @@ def readiness(config: Config) -> str:
         context = ssl.create_default_context()
         context.check_hostname = False  # the server is on this machine, and nothing secret is sent
         context.verify_mode = ssl.CERT_NONE
-    url = f"{_scheme(config)}://{_connect_host(_host(config))}:{section.metrics_port}/readyz"
+    url = f"{_scheme(config)}://{_in_url(connect_host(section.host))}:{section.metrics_port}/readyz"
     try:
         with urlopen(url, timeout=_HEALTH_SECONDS, context=context) as answer:
             return str(answer.read(1000).decode(errors="replace").strip().partition("\n")[0])
@@ -71,16 +73,9 @@ def readiness(config: Config) -> str:
         return f"no answer: {getattr(reason, 'strerror', None) or reason}"
 
 
-def _host(config: Config) -> str:
-    """The address that the server listens on, as in a URL."""
-    host = config.serve.host
+def _in_url(host: str) -> str:
     return f"[{host}]" if ":" in host else host
 
 
 def _scheme(config: Config) -> str:
     return "http" if config.serve.tls is None else "https"
-
-
-def _connect_host(host: str) -> str:
-    """The address to connect to if the server listens on all of them."""
-    return {"0.0.0.0": "127.0.0.1", "[::]": "[::1]"}.get(host, host)

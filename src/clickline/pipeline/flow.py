@@ -10,8 +10,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from clickline.artifacts.checkpoint import Checkpoint
-from clickline.artifacts.runs import make_newest
+from clickline.artifacts.checkpoint import Checkpoint, make_newest
 from clickline.config import Config
 from clickline.data.prepare.run import prepare
 from clickline.errors import GateRefused

@@ -12,6 +12,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -19,11 +20,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from clickline.artifacts.checkpoint import Checkpoint
+from clickline.artifacts.checkpoint import Checkpoint, find_checkpoint
 from clickline.artifacts.dataset import Dataset, dataset_folder
 from clickline.artifacts.from_config import registry_of, signer_of
 from clickline.artifacts.registry import Move, Registry
-from clickline.artifacts.runs import find_checkpoint
 from clickline.artifacts.version import (
     Draft,
     PrecisionCost,
@@ -274,8 +274,7 @@ def _rows(dataset: Dataset, max_rows: int) -> Iterator[LabelledRows]:
     split = "eval" if dataset.splits.get("eval") and dataset.splits["eval"].rows else "train"
     left = max_rows
     for shard, group, _ in dataset.row_groups(split):
-        path = Path(dataset.folder, dataset.splits[split].shards[shard].file)
-        rows = dataset.read(path, [group])
+        rows = dataset.read_group(split, shard, group)
         yield rows.slice(0, min(left, rows.rows))
         left -= rows.rows
         if left <= 0:
@@ -340,58 +339,44 @@ def _write_tables(
 ) -> tuple[Sequence[Version], Sequence[ShardFile]]:
     """Write the table's files; returns the versions they build on (none for a base), and the files."""
 
-    def write(blocks: Iterator[RowBlock]) -> Sequence[ShardFile]:
-        publish = config.publish
-        return write_shards(draft.folder, release.parts, publish.table_precision, publish.shards, blocks)
+    publish = config.publish
 
-    def counted(blocks: Iterator[RowBlock]) -> Iterator[RowBlock]:
-        for block in blocks:
+    def write(blocks: Iterator[RowBlock], folder: Path = draft.folder) -> Sequence[ShardFile]:
+        return write_shards(folder, release.parts, publish.table_precision, publish.shards, blocks)
+
+    def snapshot() -> Iterator[RowBlock]:
+        for block in snapshot_blocks(release.snapshot):
             yield block
             progress.advance(rows=block.ids_N.size)
 
     if parent is None:
-        return (), write(counted(snapshot_blocks(release.snapshot)))
+        return (), write(snapshot())
     chain = registry.chain(parent)
     folders = [_fetch(config, registry, version) for version in chain]
-    rows = chain[0].manifest.rows
+    is_long = len(chain) > publish.max_deltas
+    largest = _LARGE_DELTA * chain[0].manifest.rows
     if release.since is not None:
-        shards = write(counted(snapshot_blocks(release.snapshot)))
-        if base or _is_long_chain(config, chain) or _changed(shards) > _LARGE_DELTA * rows:
-            tables = ServingTable.open([*folders, draft.folder])
-            compacted = draft.folder / "compacted"
-            compacted.mkdir()
-            try:
-                shards = write_shards(
-                    compacted,
-                    release.parts,
-                    config.publish.table_precision,
-                    config.publish.shards,
-                    merged_blocks(tables),
-                )
-            finally:
-                tables.close()
-            for shard in shards:
-                (compacted / shard.name).replace(draft.folder / shard.name)
-            compacted.rmdir()
-            return (), shards
-        return chain, shards
-    if not _is_long_chain(config, chain):
-        tables = ServingTable.open(folders)
-        try:
-            shards = write(delta_blocks(tables, counted(snapshot_blocks(release.snapshot))))
-        finally:
-            tables.close()
-        if _changed(shards) <= _LARGE_DELTA * rows:
+        shards = write(snapshot())
+        if not (base or is_long or _changed(shards) > largest):
             return chain, shards
-    return (), write(counted(snapshot_blocks(release.snapshot)))
+        compacted = draft.folder / "compacted"
+        with closing(ServingTable.open([*folders, draft.folder])) as tables:
+            compacted.mkdir()
+            shards = write(merged_blocks(tables), compacted)
+        for shard in shards:
+            (compacted / shard.name).replace(draft.folder / shard.name)
+        compacted.rmdir()
+        return (), shards
+    if not is_long:
+        with closing(ServingTable.open(folders)) as tables:
+            shards = write(delta_blocks(tables, snapshot()))
+        if _changed(shards) <= largest:
+            return chain, shards
+    return (), write(snapshot())
 
 
 def _changed(shards: Sequence[ShardFile]) -> int:
     return sum(shard.rows + shard.tombstones for shard in shards)
-
-
-def _is_long_chain(config: Config, chain: Sequence[Version]) -> bool:
-    return len(chain) > config.publish.max_deltas
 
 
 def _fetch(config: Config, registry: Registry, version: Version) -> Path:

@@ -10,26 +10,26 @@ from clickline.config.sections import ServeSection, TlsSection, unguarded
 from clickline.errors import ClicklineError, RequestRefused
 
 
-def read_token(file: str | None) -> str | None:
-    """Return the first line of the token file, or None if no token is required."""
+def read_token(file: str | None, section: str = "serve") -> str | None:
+    """Return the first line of the token file of a config section, or None if no token is required."""
     if file is None:
         return None
     try:
         token = Path(file).read_text().partition("\n")[0].strip()
     except OSError as error:
         raise ClicklineError(
-            f"serve.token_file {file} cannot be read: {error.strerror or error}. Put the token into its first line, "
-            "readable by the user that runs the server."
+            f"{section}.token_file {file} cannot be read: {error.strerror or error}. Put the token into its first "
+            "line, readable by the user that runs the server."
         ) from error
     except UnicodeDecodeError as error:
         raise ClicklineError(
-            f"serve.token_file {file} is not text. Put the token into its first line."
+            f"{section}.token_file {file} is not text. Put the token into its first line."
         ) from error
     if not token:
-        raise ClicklineError(f"the first line of serve.token_file {file} is empty. Put the token there.")
+        raise ClicklineError(f"the first line of {section}.token_file {file} is empty. Put the token there.")
     if not (token.isascii() and token.isprintable()):
         raise ClicklineError(
-            f"the first line of serve.token_file {file} has characters that are not allowed in a header. Allowed: "
+            f"the first line of {section}.token_file {file} has characters that are not allowed in a header. Allowed: "
             "printable ASCII."
         )
     return token

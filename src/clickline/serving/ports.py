@@ -15,13 +15,14 @@ def address(host: str, port: int) -> str:
 
 
 def bound_socket(
-    host: str, port: int, key: str, *, shared: bool = False, listen: bool = False
+    host: str, port: int, key: str, *, section: str = "serve", shared: bool = False, listen: bool = False
 ) -> socket.socket:
-    """Bind a socket to the port of `serve.<key>`. A shared one can be bound by several processes, so success does not
-    show that the port is free; with `listen` it does."""
+    """Bind a socket to the port of `<section>.<key>`. A shared one can be bound by several processes, so success does
+    not show that the port is free; with `listen` it does."""
     try:
         family, *_, place = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-        bound = socket.socket(family, socket.SOCK_STREAM)
+        # With IPPROTO_TCP set, asyncio enables TCP_NODELAY.
+        bound = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
         try:
             bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             if shared:
@@ -34,23 +35,23 @@ def bound_socket(
             raise
     except (socket.gaierror, UnicodeError) as error:
         raise ClicklineError(
-            f"serve.host: {host} is not an address: {getattr(error, 'strerror', None) or error}. "
+            f"{section}.host: {host} is not an address: {getattr(error, 'strerror', None) or error}. "
             "Use an address of this machine: 127.0.0.1 for local clients only, 0.0.0.0 for all interfaces."
         ) from error
     except OSError as error:
         raise ClicklineError(
-            f"serve.{key}: {address(host, port)} cannot be listened on: {error.strerror or error}. "
-            + _remedy(error, key)
+            f"{section}.{key}: {address(host, port)} cannot be listened on: {error.strerror or error}. "
+            + _remedy(error, section, key)
         ) from error
     return bound
 
 
-def _remedy(error: OSError, key: str) -> str:
+def _remedy(error: OSError, section: str, key: str) -> str:
     if error.errno == errno.EADDRNOTAVAIL:
-        return "Set serve.host to an address of this machine; 0.0.0.0 means all interfaces."
+        return f"Set {section}.host to an address of this machine; 0.0.0.0 means all interfaces."
     if error.errno == errno.EACCES:
-        return f"Ports below 1024 need root; choose another port with --set serve.{key}=…"
-    return f"Stop the process that uses it, or choose another port with --set serve.{key}=…"
+        return f"Ports below 1024 need root; choose another port with --set {section}.{key}=…"
+    return f"Stop the process that uses it, or choose another port with --set {section}.{key}=…"
 
 
 def raise_file_limit() -> None:

@@ -81,7 +81,7 @@ class FileCache:
         """A local path with the file's content, which is not evicted inside the `with` block."""
         progress = progress or Progress()
         if self._storage.is_local(file.uri):
-            yield Path(file.uri.removeprefix("file://"))
+            yield self._storage.local_path(file.uri)
             return
         entry = _Entry(self._directory, file.uri)
         version = file.version

@@ -25,22 +25,11 @@ _POLL_SECONDS = 10.0
 
 
 class Clock(Protocol):
-    """The time functions that waiting needs."""
+    """What waiting needs of the module `time`."""
 
-    def now(self) -> float:
-        """Seconds on a monotonic clock."""
+    def monotonic(self) -> float: ...
 
-    def sleep(self, seconds: float) -> None: ...
-
-
-class SystemClock:
-    """The machine's own clock."""
-
-    def now(self) -> float:
-        return time.monotonic()
-
-    def sleep(self, seconds: float) -> None:
-        time.sleep(seconds)
+    def sleep(self, seconds: float, /) -> None: ...
 
 
 @dataclass(frozen=True)
@@ -95,7 +84,7 @@ def resolve_files(
     donefile: str | None = None,
     wait_seconds: float = 0,
     progress: Progress | None = None,
-    clock: Clock | None = None,
+    clock: Clock = time,
 ) -> list[SourceFile]:
     """The files of all patterns, each once, sorted by hour and URI.
 
@@ -105,7 +94,7 @@ def resolve_files(
     progress = progress or Progress()
     periods = {pattern: list(_periods(pattern, dates)) for pattern in patterns}
     expected = [period for of_pattern in periods.values() for period in of_pattern]
-    _wait_until_ready(storage, expected, donefile, wait_seconds, progress, clock or SystemClock())
+    _wait_until_ready(storage, expected, donefile, wait_seconds, progress, clock)
 
     found: list[SourceFile] = []
     for pattern, of_pattern in periods.items():
@@ -257,7 +246,7 @@ def _wait_until_ready(
     clock: Clock,
 ) -> None:
     """Poll until every period is ready, or the time is over: then raise HourNotReady."""
-    deadline = clock.now() + wait_seconds
+    deadline = clock.monotonic() + wait_seconds
     missing = f"the donefile {donefile}" if donefile else "its folder"
     logged = ""
     while pending := [period for period in pending if not _ready(storage, period, donefile)]:
@@ -265,7 +254,7 @@ def _wait_until_ready(
             f"{_format_periods(list(same))} of {_display(source)}"
             for source, same in groupby(pending, key=lambda period: period.source)
         )
-        left = deadline - clock.now()
+        left = deadline - clock.monotonic()
         if left <= 0:
             waited = f" after {wait_seconds:g} s of waiting" if wait_seconds else ""
             raise HourNotReady(

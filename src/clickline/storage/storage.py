@@ -89,10 +89,8 @@ class Storage:
             with translate_errors(uri, self._drivers.redact):
                 raise IsADirectoryError(uri) if self.folders(uri) else FileNotFoundError(uri)
         if file.size > _MAX_READ:
-            raise StorageError(
-                self._drivers.redact(
-                    f"{uri} has {file.size:,} bytes; up to {_MAX_READ:,} are read. Is it the right file?"
-                )
+            raise self._error(
+                f"{uri} has {file.size:,} bytes; up to {_MAX_READ:,} are read. Is it the right file?"
             )
         while True:
             try:
@@ -107,7 +105,7 @@ class Storage:
         """Write a file atomically. If `data` is a Path, that file is moved or uploaded, and then removed."""
         with translate_errors(uri, self._drivers.redact):
             if self.is_local(uri):
-                put_atomically(_local_path(uri), data)
+                put_atomically(self.local_path(uri), data)
                 return
             protocol = protocol_of(uri)
             if protocol in _HTTP:
@@ -135,7 +133,7 @@ class Storage:
         with translate_errors(uri, self._drivers.redact):
             if self.is_local(uri):
                 try:
-                    return create_atomically(_local_path(uri), data)
+                    return create_atomically(self.local_path(uri), data)
                 except OSError as error:
                     if error.errno != errno.ENOTSUP:
                         raise
@@ -172,17 +170,18 @@ class Storage:
         self._exclusive.add(bucket)
 
     def _cannot_create(self, uri: str, reason: str, remedy: str) -> StorageError:
-        return StorageError(
-            self._drivers.redact(
-                f"{uri}: a file must be created here only if none exists, but {reason}. Use {remedy}."
-            )
+        return self._error(
+            f"{uri}: a file must be created here only if none exists, but {reason}. Use {remedy}."
         )
+
+    def _error(self, message: str) -> StorageError:
+        return StorageError(self._drivers.redact(message))
 
     def delete(self, uri: str) -> None:
         """Remove a file, or a folder with its content. It is no error if nothing exists."""
         with translate_errors(uri, self._drivers.redact):
             if self.is_local(uri):
-                path = _local_path(uri)
+                path = self.local_path(uri)
                 if path.is_dir() and not path.is_symlink():
                     with suppress(FileNotFoundError):  # another process was faster
                         shutil.rmtree(path)
@@ -218,9 +217,15 @@ class Storage:
         with translate_errors(folder, self._drivers.redact):
             if self.is_local(folder):  # servers call this every second: no stat of each file
                 with suppress(FileNotFoundError, NotADirectoryError):
-                    return sorted(path.name for path in _local_path(folder).iterdir())
+                    return sorted(path.name for path in self.local_path(folder).iterdir())
                 return []
             return sorted(entry.name for entry in self._children(folder))
+
+    def sizes(self, folder: str, pattern: str = "*") -> dict[str, int]:
+        """The sizes of the files in a folder, by name."""
+        return {
+            file.uri.rpartition("/")[2]: file.size for file in self.list(self.pattern_in(folder, pattern))
+        }
 
     def stream(self, file: SourceFile, start: int = 0) -> Iterator[bytes]:
         """The bytes of a file from `start`, in chunks; exactly as many as the file has."""
@@ -233,11 +238,9 @@ class Storage:
                         break
                     yield chunk
             if position != file.size:
-                raise StorageError(
-                    self._drivers.redact(
-                        f"{file.uri}: {position} bytes arrived, {file.size} were expected. The transfer was "
-                        "interrupted, or the file is being written; run again when it is complete."
-                    )
+                raise self._error(
+                    f"{file.uri}: {position} bytes arrived, {file.size} were expected. The transfer was "
+                    "interrupted, or the file is being written; run again when it is complete."
                 )
 
     def announced_md5(self, file: SourceFile) -> str | None:
@@ -258,6 +261,11 @@ class Storage:
         return protocol_of(uri) == "file"
 
     @staticmethod
+    def local_path(uri: str) -> Path:
+        """The path of a local URI."""
+        return Path(uri.removeprefix("file://")).expanduser()
+
+    @staticmethod
     def join(base: str, *parts: str) -> str:
         """`base/part/part`, for paths and URIs alike."""
         for part in parts:
@@ -273,7 +281,7 @@ class Storage:
 
     def _matches(self, pattern: str) -> Iterator[_Entry]:
         if self.is_local(pattern):
-            pattern = str(_local_path(pattern))
+            pattern = str(self.local_path(pattern))
         wildcards = "*" if protocol_of(pattern) in _HTTP else "*?["  # ? starts the query of an HTTP URL
         name = unescape(pattern)
         with translate_errors(name, self._drivers.redact):
@@ -330,11 +338,9 @@ class Storage:
                 raise
             found = []
         if web and not found:
-            raise StorageError(
-                self._drivers.redact(
-                    f"{folder}: the server does not list this folder, or it does not exist, so a pattern with * "
-                    "cannot be used. Give the full URL of each file."
-                )
+            raise self._error(
+                f"{folder}: the server does not list this folder, or it does not exist, so a pattern with * "
+                "cannot be used. Give the full URL of each file."
             )
         entries = []
         for info in found:
@@ -347,7 +353,7 @@ class Storage:
     def _entry(self, uri: str) -> _Entry | None:
         """What a store reports about one URI; None if nothing exists there."""
         if self.is_local(uri):
-            return _local_entry(_local_path(uri))
+            return _local_entry(self.local_path(uri))
         filesystem = self._drivers.open(uri)
         try:
             return _entry(uri, filesystem.info(uri))
@@ -360,11 +366,9 @@ class Storage:
         if entry.size is None and protocol_of(entry.uri) in _HTTP:
             entry = self._entry(entry.uri) or entry  # a web page lists files without their sizes
         if entry.size is None:
-            raise StorageError(
-                self._drivers.redact(
-                    f"{entry.uri}: the server does not send the file's size (Content-Length). "
-                    "Download it and give the local path."
-                )
+            raise self._error(
+                f"{entry.uri}: the server does not send the file's size (Content-Length). "
+                "Download it and give the local path."
             )
         return SourceFile(entry.uri, entry.size, entry.version or f"{entry.size} bytes")
 
@@ -372,7 +376,7 @@ class Storage:
 
     def _chunks(self, file: SourceFile, start: int) -> Iterator[bytes]:
         if self.is_local(file.uri):
-            with _local_path(file.uri).open("rb") as local:
+            with self.local_path(file.uri).open("rb") as local:
                 local.seek(start)
                 while chunk := local.read(_CHUNK):
                     yield chunk
@@ -424,10 +428,6 @@ def _version(info: Mapping[str, Any]) -> str:
 # Local files
 
 
-def _local_path(uri: str) -> Path:
-    return Path(uri.removeprefix("file://")).expanduser()
-
-
 def _local_entry(path: Path) -> _Entry | None:
     try:
         status = path.stat()
@@ -438,7 +438,7 @@ def _local_entry(path: Path) -> _Entry | None:
 
 def _local_children(folder: str) -> list[_Entry]:
     try:
-        paths = sorted(_local_path(folder).iterdir())
+        paths = sorted(Storage.local_path(folder).iterdir())
     except (FileNotFoundError, NotADirectoryError):
         return []
     return [entry for entry in map(_local_entry, paths) if entry is not None]

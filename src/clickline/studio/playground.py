@@ -18,9 +18,11 @@ from clickline.artifacts.version import Version
 from clickline.client import AsyncClient
 from clickline.config import Config
 from clickline.errors import ClicklineError, RequestRefused
+from clickline.machine import connect_host
 from clickline.scoring.open_scorer import open_scorer
 from clickline.scoring.scorer import Scorer
 from clickline.serving.auth import read_token
+from clickline.serving.ports import address
 from clickline.serving.protocols.json_rows import rows_from_objects
 from clickline.serving.protocols.request import Limits
 from clickline.studio.example_rows import form_fields, rows_of_logs
@@ -120,9 +122,8 @@ class Playground:
 
     def _client(self) -> AsyncClient:
         serve = self._config.serve
-        host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(serve.host, serve.host)
         return AsyncClient(
-            f"[{host}]:{serve.http_port}" if ":" in host else f"{host}:{serve.http_port}",
+            address(connect_host(serve.host), serve.http_port),
             protocol="http",
             model=self._config.name,
             token=read_token(serve.token_file),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import errno
 import os
 import signal
 import socket
@@ -18,7 +17,9 @@ import uvicorn
 
 from clickline.config.sections import unguarded
 from clickline.errors import ClicklineError
+from clickline.machine import connect_host
 from clickline.serving.auth import server_tls
+from clickline.serving.ports import address, bound_socket
 from clickline.studio.app import Studio
 from clickline.studio.homes import Home
 from clickline.studio.studio_auth import Access, StudioToken, studio_token
@@ -60,10 +61,9 @@ def run(
             raise
         note = f"actions are disabled: {error}"  # a home that cannot be written can still be viewed
     studio = Studio(homes, Access(token, host, protected=protected))
-    with _listening(host, port) as listening:
-        name = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
-        name = f"[{name}]" if ":" in name else name
-        url = f"{'http' if tls is None else 'https'}://{name}:{listening.getsockname()[1]}"
+    with bound_socket(host, port, "port", section="studio", listen=True) as listening:
+        place = address(connect_host(host), listening.getsockname()[1])
+        url = f"{'http' if tls is None else 'https'}://{place}"
         on_ready(StudioAddress(url, None if token is None else token.file, note))
         asyncio.run(_serve(studio, listening, tls))
 
@@ -100,28 +100,3 @@ class _Server(uvicorn.Server):
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
         yield
-
-
-@contextmanager
-def _listening(host: str, port: int) -> Iterator[socket.socket]:
-    address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-    try:
-        family, *_, location = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-        # With IPPROTO_TCP set, asyncio enables TCP_NODELAY.
-        bound = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
-        try:
-            bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            bound.bind(location)
-            bound.listen(128)
-        except BaseException:
-            bound.close()
-            raise
-    except (OSError, UnicodeError) as error:
-        busy = getattr(error, "errno", None) == errno.EADDRINUSE
-        remedy = "Stop what uses it, or choose another port" if busy else "Choose another address or port"
-        raise ClicklineError(
-            f"studio: {address} cannot be listened on: {getattr(error, 'strerror', None) or error}. {remedy} "
-            "(studio.host, studio.port)."
-        ) from error
-    with bound:
-        yield bound

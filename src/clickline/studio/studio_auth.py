@@ -19,6 +19,7 @@ from urllib.parse import parse_qs
 
 from clickline.config.value_types import is_loopback
 from clickline.errors import ClicklineError
+from clickline.serving.auth import read_token
 
 TOKEN_FILE = "studio-token"
 _TICKET_SECONDS = 60
@@ -51,19 +52,11 @@ def studio_token(token_file: str | None, home: Path) -> StudioToken:
     try:
         if token_file is None and not file.exists():
             _create(file)
-        value = file.read_text().partition("\n")[0].strip()
-    except (OSError, UnicodeDecodeError) as error:
-        reason = getattr(error, "strerror", None) or error
+    except OSError as error:
         raise ClicklineError(
-            f"studio.token_file {file} cannot be read: {reason}. Put the token into its first line, readable by "
-            "the user that runs the studio."
+            f"studio.token_file {file} cannot be created: {error.strerror or error}."
         ) from error
-    if not value or not (value.isascii() and value.isprintable()):
-        raise ClicklineError(
-            f"the first line of studio.token_file {file} is empty or has characters that are not allowed in a header. "
-            "Put a token of printable ASCII there."
-        )
-    return StudioToken(value, file)
+    return StudioToken(read_token(str(file), "studio") or "", file)
 
 
 def _create(file: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -21,25 +22,19 @@ class VersionsView:
 
     def __init__(self, config: Config) -> None:
         self._config = config
-        self._registry: Registry | None = None
-        self._unverified: Registry | None = None
         self._known: dict[int, dict[str, Any]] = {}
         self._moves: list[Move] = []
         self._numbers: tuple[object, list[int]] = (None, [])
 
-    @property
+    @cached_property
     def registry(self) -> Registry:
         """The registry, opened on first use: wrong credentials must not prevent showing the rest."""
-        if self._registry is None:
-            self._registry = registry_of(self._config)
-        return self._registry
+        return registry_of(self._config)
 
-    @property
+    @cached_property
     def unverified(self) -> Registry:
         """The registry without signature checks, for listing all versions."""
-        if self._unverified is None:
-            self._unverified = registry_of(self._config, any_version=True)
-        return self._unverified
+        return registry_of(self._config, any_version=True)
 
     def all(self) -> dict[str, Any]:
         """The document of the versions panel; `error` is the reason if nothing could be read."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+from dataclasses import replace
 from itertools import islice, pairwise
 from pathlib import Path
 
@@ -12,11 +14,12 @@ import pytest
 
 from clickline.artifacts.from_config import storage_of
 from clickline.client.columnar import SpanColumn, as_table
-from clickline.client.predict.log_batches import Batch, LogBatches
+from clickline.client.predict.log_batches import Batch, read_batches
 from clickline.config import Config, load_config
 from clickline.data.input_blocks import Inputs
+from clickline.data.labelled_reader import LabelledLogs, LabelledReader
 from clickline.data.readers import open_reader
-from clickline.data.schema import Schema, build_schema
+from clickline.data.schema import build_schema
 from clickline.errors import DataError, TooManyBadRows
 from clickline.features import FeatureSpec, SlotField
 from clickline.progress import Progress
@@ -33,19 +36,21 @@ cache: {{dir: cache}}
 """
 
 
-def logs_of(folder: Path, config: Config, pattern: str) -> LogBatches:
+def logs_of(folder: Path, config: Config, pattern: str, features: FeatureSpec | None = None) -> LabelledLogs:
     storage = storage_of(config)
     files = resolve_files(storage, [str(folder / pattern)], None, None, 0, Progress())
     schema = build_schema(config.data)
-    wanted = Schema(schema.features, schema.targets).columns
-    reader = open_reader(str(config.data.format), wanted, block_bytes=4096)
-    cache = FileCache(folder / "cache", 1 << 30, storage)
-    return LogBatches(
-        Inputs(files, reader, cache, storage), schema.features, schema.targets, config.data.max_bad_ratio
-    )
+    if features is not None:
+        schema = replace(schema, features=features)
+    reader = open_reader(str(config.data.format), schema.columns, block_bytes=4096)
+    inputs = Inputs(files, reader, FileCache(folder / "cache", 1 << 30, storage), storage)
+    labelled = LabelledReader(reader, schema.features, schema.targets, time.time())
+    return LabelledLogs(inputs, labelled, config.data.max_bad_ratio)
 
 
-def write_csv(folder: Path, rows: int, max_bad_ratio: float = 0.01, bad: tuple[str, ...] = ()) -> LogBatches:
+def write_csv(
+    folder: Path, rows: int, max_bad_ratio: float = 0.01, bad: tuple[str, ...] = ()
+) -> LabelledLogs:
     lines = [f"{n % 2},{n / 4},user-{n},a|b{n % 3},{n % 5}" for n in range(rows)]
     for at, line in enumerate(bad):
         lines.insert(7 * (at + 1), line)
@@ -65,7 +70,7 @@ def users(batch: Batch) -> list[str]:
 def test_each_row_once_and_in_order(tmp_path: Path, size: int) -> None:
     """Blocks have 4 KiB, so batches are within a block, span two, and span multi."""
     logs = write_csv(tmp_path, 1000)
-    batches = list(logs.batches(size, endless=False, progress=Progress()))
+    batches = list(read_batches(logs, size, endless=False, progress=Progress()))
     assert [batch.rows for batch in batches] == [size] * (1000 // size) + [1000 % size] * (1000 % size > 0)
     assert [user for batch in batches for user in users(batch)] == [f"user-{n}" for n in range(1000)]
     assert np.concatenate([batch.label_B for batch in batches]).tolist() == [n % 2 for n in range(1000)]
@@ -76,7 +81,7 @@ def test_each_row_once_and_in_order(tmp_path: Path, size: int) -> None:
 @pytest.mark.parametrize("size", [64, 300, 2500])
 def test_endless_batches_repeat_the_rows(tmp_path: Path, size: int) -> None:
     logs = write_csv(tmp_path, 1000)
-    batches = list(islice(logs.batches(size, endless=True, progress=Progress()), 12))
+    batches = list(islice(read_batches(logs, size, endless=True, progress=Progress()), 12))
     assert {batch.rows for batch in batches} == {size}
     found = [user for batch in batches for user in users(batch)]
     assert found == [f"user-{n % 1000}" for n in range(12 * size)]
@@ -85,28 +90,33 @@ def test_endless_batches_repeat_the_rows(tmp_path: Path, size: int) -> None:
 def test_rows_that_training_skips_are_skipped(tmp_path: Path) -> None:
     bad = ("1,oops,user-x,a,1", "2,1.5,user-y,a,1", "1,1.5,user-z,a,-3", "1,2")
     logs = write_csv(tmp_path, 1000, max_bad_ratio=0.1, bad=bad)
-    batches = list(logs.batches(64, endless=False, progress=Progress()))
+    batches = list(read_batches(logs, 64, endless=False, progress=Progress()))
     assert [user for batch in batches for user in users(batch)] == [f"user-{n}" for n in range(1000)]
-    assert dict(logs.bad) == {"not a number": 1, "bad label": 1, "bad weight": 1, "wrong column count": 1}
+    assert dict(logs.bad) == {
+        "not a number": 1,
+        "bad label": 1,
+        "bad weight": 1,
+        "wrong column count": 1,
+    }
 
 
 def test_bad_rows_are_counted_once_for_repeated_files(tmp_path: Path) -> None:
     logs = write_csv(tmp_path, 100, max_bad_ratio=0.1, bad=("1,oops,user-x,a,1",))
-    assert len(list(islice(logs.batches(50, endless=True, progress=Progress()), 20))) == 20
+    assert len(list(islice(read_batches(logs, 50, endless=True, progress=Progress()), 20))) == 20
     assert (logs.rows, dict(logs.bad)) == (100, {"not a number": 1})
 
 
 def test_too_many_bad_rows_are_refused(tmp_path: Path) -> None:
     logs = write_csv(tmp_path, 100, bad=("1,oops,user-x,a,1", "1,1.0", "x,1,u,a,1"))
     with pytest.raises(TooManyBadRows, match=r"3 of 103 rows of .*rows.csv are bad .*price is 'oops'"):
-        list(logs.batches(50, endless=False, progress=Progress()))
+        list(read_batches(logs, 50, endless=False, progress=Progress()))
 
 
 def test_file_without_rows_is_refused(tmp_path: Path) -> None:
     logs = write_csv(tmp_path, 0)
     for endless in (False, True):
         with pytest.raises(DataError, match=r"rows.csv has no rows"):
-            list(logs.batches(50, endless=endless, progress=Progress()))
+            list(read_batches(logs, 50, endless=endless, progress=Progress()))
 
 
 def test_multi_valued_and_numeric_columns(tmp_path: Path) -> None:
@@ -123,7 +133,7 @@ def test_multi_valued_and_numeric_columns(tmp_path: Path) -> None:
         f"data: {{format: parquet, train: rows.parquet, fields: {fields}}}\ncache: {{dir: cache}}\n"
     )
     logs = logs_of(tmp_path, load_config(tmp_path / "clickline.yaml"), "rows.parquet")
-    batches = list(logs.batches(150, endless=False, progress=Progress()))
+    batches = list(read_batches(logs, 150, endless=False, progress=Progress()))
     assert [batch.rows for batch in batches] == [150, 150, 150, 50]
     found_tags, found_ids, found_x = [], [], []
     for batch in batches:
@@ -144,7 +154,8 @@ def test_multi_valued_and_numeric_columns(tmp_path: Path) -> None:
 
 def test_only_columns_of_the_servers_model_are_sent(tmp_path: Path) -> None:
     """A column that the server's model does not have is not sent."""
-    logs = write_csv(tmp_path, 10)
-    logs.features = FeatureSpec((), (SlotField("user", "user", 1),))
-    (batch,) = logs.batches(64, endless=False, progress=Progress())
+    write_csv(tmp_path, 10)
+    features = FeatureSpec((), (SlotField("user", "user", 1),))
+    logs = logs_of(tmp_path, load_config(tmp_path / "clickline.yaml"), "rows.csv", features)
+    (batch,) = read_batches(logs, 64, endless=False, progress=Progress())
     assert list(batch.columns) == ["user"]

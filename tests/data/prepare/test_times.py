@@ -14,10 +14,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from clickline.data import input_blocks
 from clickline.data.prepare import dataset_builder, shard_builder
 from clickline.data.targets import TargetFields, TimeBounds, read_targets
 from clickline.errors import ConfigError, DataError
-from clickline.records import Block, IntegerColumn, NumberColumn, RawRows, SourceFile, TextColumn
+from clickline.records import Block, EncodedRows, IntegerColumn, NumberColumn, RawRows, SourceFile, TextColumn
 
 START = 1_767_225_600  # 2026-01-01T00
 HOUR = START // 3600
@@ -227,7 +228,7 @@ def test_parquet_timestamps_need_no_unit(project, unit, at):
 def test_file_of_dates_is_searched_once_for_its_unit(project, monkeypatch):
     """Nor is the unit needed to measure numbers."""
     looked = 0
-    real = dataset_builder.time_unit_detector
+    real = input_blocks.time_unit_detector
 
     def counting(*args):
         find = real(*args)
@@ -239,7 +240,7 @@ def test_file_of_dates_is_searched_once_for_its_unit(project, monkeypatch):
 
         return counted
 
-    monkeypatch.setattr(dataset_builder, "time_unit_detector", counting)
+    monkeypatch.setattr(input_blocks, "time_unit_detector", counting)
     lines = (f"{n % 2},u{n},2026-01-01 {n % 24:02d}:00:00,{n}\n" for n in range(20_000))
     project.write("a.csv", "y,u,at,x\n" + "".join(lines))
     fields = {**FIELDS, "x": "minmax"}
@@ -276,7 +277,8 @@ def read(column, rows: int, **fields: str):
     labels = IntegerColumn(np.ones(rows, np.uint64), np.zeros(rows, np.bool_), False)
     raw = RawRows(rows, {"y": labels, "at": column}, np.arange(rows))
     file = TimeBounds.for_file(SourceFile("a", 1, "1"), Block("a", 1, None, 1), START + 86400.0)
-    return read_targets(raw, TargetFields(label="y", time="at", **fields), (), file)
+    encoded = EncodedRows(rows, np.empty((0, rows), np.float32), ())
+    return read_targets(raw, encoded, TargetFields(label="y", time="at", **fields), (), file)
 
 
 @given(

@@ -95,7 +95,7 @@ def test_finished_stage_is_announced_to_screen_readers(studio: Any, serve: Any) 
     at = studio(serve([home])[0])
     at.open("training")
     home.status = SCENARIOS["serving"]().status
-    expect(at.page.locator("#said")).to_have_text(re.compile("Serve: running|Publish: done"))
+    expect(at.page.locator("#announcement")).to_have_text(re.compile("Serve: running|Publish: done"))
 
 
 def test_failed_stage_links_its_log(studio: Any, base: str) -> None:
@@ -294,7 +294,7 @@ def test_cancelled_token_dialog_keeps_the_error_on_the_page(studio: Any, serve: 
     dialog = at.page.get_by_role("dialog", name="This studio requires a token")
     expect(dialog).to_contain_text("studio-token in the home")
     dialog.get_by_role("button", name="Cancel").click()
-    expect(at.page.locator("#main")).to_contain_text("it shows nothing without the token")
+    expect(at.page.locator("#main")).to_contain_text("nothing is shown without the token")
     at.complaints.clear()  # Chromium itself notes the 401
 
 

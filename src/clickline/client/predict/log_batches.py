@@ -6,24 +6,17 @@ request, and `clickline evaluate` skips it as well.
 
 from __future__ import annotations
 
-import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
-from clickline.data.input_blocks import Inputs
-from clickline.data.targets import TargetFields, TimeBounds, read_targets
-from clickline.errors import DataError, TooManyBadRows
-from clickline.features import Encoder, FeatureSpec
-from clickline.features.raw_columns import as_text
+from clickline.data.labelled_reader import LabelledLogs
+from clickline.features.raw_columns import as_text, select_values
 from clickline.progress import Progress
-from clickline.records import Block, IntegerColumn, NumberColumn, RawColumn, SourceFile, TextColumn
-from clickline.storage.redaction import redacted
-
-_MAX_EXAMPLES = 3  # bad rows quoted in a message
+from clickline.records import IntegerColumn, NumberColumn, RawColumn, TextColumn
 
 
 @dataclass(frozen=True)
@@ -39,89 +32,38 @@ class Batch:
         return self.label_B.size
 
 
-@dataclass
-class LogBatches:
-    """The rows of log files that can be sent, and counts of the bad rows."""
+def read_batches(logs: LabelledLogs, size: int, *, endless: bool, progress: Progress) -> Iterator[Batch]:
+    """All rows in order, `size` at a time; the last batch may be smaller. `endless`: repeat the files forever, with
+    batches that span the end and the beginning."""
+    pending: list[Batch] = []
+    count = 0
+    for piece in _read(logs, endless, progress):
+        pending.append(piece)
+        count += piece.rows
+        start = 0
+        while count >= size:
+            stop = pending[-1].rows - (count - size)
+            yield _concat([*pending[:-1], _slice(pending[-1], start, stop)])
+            pending, start, count = [pending[-1]], stop, count - size
+        if start:
+            pending = [_slice(pending[-1], start, pending[-1].rows)] if count else []
+    if count:
+        yield _concat(pending)
 
-    inputs: Inputs
-    features: FeatureSpec  # without statistics: only to find values that cannot be encoded
-    fields: TargetFields
-    max_bad_ratio: float
-    clock: float = field(default_factory=time.time)  # rows dated long after it are bad
-    rows: int = 0  # valid rows in one pass over the files
-    bad: Counter[str] = field(default_factory=Counter)
-    _examples: list[str] = field(default_factory=list)
 
-    def batches(self, size: int, *, endless: bool, progress: Progress) -> Iterator[Batch]:
-        """All rows in order, `size` at a time; the last batch may be smaller. `endless`: repeat the files forever, with
-        batches that span the end and the beginning."""
-        pending: list[Batch] = []
-        count = 0
-        for piece in self._read(endless, progress):
-            pending.append(piece)
-            count += piece.rows
-            start = 0
-            while count >= size:
-                stop = pending[-1].rows - (count - size)
-                yield _concat([*pending[:-1], _slice(pending[-1], start, stop)])
-                pending, start, count = [pending[-1]], stop, count - size
-            if start:
-                pending = [_slice(pending[-1], start, pending[-1].rows)] if count else []
-        if count:
-            yield _concat(pending)
-
-    def _read(self, endless: bool, progress: Progress) -> Iterator[Batch]:
-        yield from self._read_once(progress)
-        self._check_bad_ratio()
-        while endless:
-            yield from replace(self, bad=Counter(), _examples=[])._read_once(progress)
-
-    def _read_once(self, progress: Progress) -> Iterator[Batch]:
-        for number, block, _ in self.inputs.blocks(progress):
-            progress.advance(size=block.size)
-            for row in block.bad:
-                self.bad[row.reason] += row.count
-                self._examples.append(f"{row.file}:{row.line}: {row.detail}")
-            if block.payload is not None:
-                yield self._valid_rows(self.inputs.files[number], block)
-
-    def _valid_rows(self, source: SourceFile, block: Block) -> Batch:
-        raw = self.inputs.reader.parse(block)
-        _, faults = Encoder(self.features).encode(raw)
-        happened, more = read_targets(
-            raw, self.fields, self.features.missing, TimeBounds.for_file(source, block, self.clock)
-        )
-        for row in raw.bad:
-            self.bad[row.reason] += row.count
-            self._examples.append(f"{row.file}:{row.line}: {row.detail}")
-        keep_B = np.ones(raw.rows, dtype=np.bool_)
-        for group in (*more, *faults):  # a row is counted once, for its first problem
-            new_F = group.rows_F[keep_B[group.rows_F]]
-            keep_B[new_F] = False
-            if new_F.size:
-                self.bad[group.reason] += new_F.size
-                line = raw.lines_B[new_F[0]]
-                self._examples.append(f"{redacted(source.uri)}:{line}: {group.describe(int(new_F[0]))}")
-        del self._examples[_MAX_EXAMPLES:]
-        columns = {name: raw.columns[name] for name in self.features.columns}
-        self.rows += int(keep_B.sum())
-        batch = Batch(columns, happened.label_B, happened.weight_B)
-        return batch if keep_B.all() else _take(batch, np.flatnonzero(keep_B))
-
-    def _check_bad_ratio(self) -> None:
-        """After a pass: raise if there are no valid rows or too many bad ones, as every stage that reads logs does."""
-        bad = self.bad.total()
-        first = redacted(self.inputs.files[0].uri) + (" and others" if len(self.inputs.files) > 1 else "")
-        if not self.rows and not bad:
-            raise DataError(f"{first} has no rows. Name the log files.")
-        total = self.rows + bad
-        if not self.rows or bad > self.max_bad_ratio * total:
-            reasons = ", ".join(f"{count:,} {reason}" for reason, count in self.bad.most_common())
-            raise TooManyBadRows(
-                f"{bad:,} of {total:,} rows of {first} are bad ({bad / total:.2%}; data.max_bad_ratio allows "
-                f"{self.max_bad_ratio:.2%}): {reasons}. The first: {'; '.join(self._examples)}. "
-                "Fix the data, check data.format, or raise data.max_bad_ratio."
-            )
+def _read(logs: LabelledLogs, endless: bool, progress: Progress) -> Iterator[Batch]:
+    names = logs.reader.features.columns
+    while True:
+        for labelled in logs.read(1, progress):
+            progress.advance(size=labelled.size)
+            if labelled.raw is not None and labelled.rows is not None:
+                columns = {name: labelled.raw.columns[name] for name in names}
+                if labelled.usable_B is not None:
+                    columns = _take(columns, np.flatnonzero(labelled.usable_B))
+                yield Batch(columns, labelled.rows.label_B, labelled.rows.weight_B)
+        if not endless:
+            return
+        logs = replace(logs, rows=0, bad=Counter(), examples=[])  # bad rows are counted in the first pass
 
 
 # ── pieces of batches ──────────────────────────────────────────────────────────────────────────
@@ -143,31 +85,20 @@ def _slice_column(column: RawColumn, start: int, stop: int) -> RawColumn:
             int(offsets_B1[stop]),
             offsets_B1[start : stop + 1] - offsets_B1[start],
         )
-    return _select(column, slice(start, stop), offsets_B1)
+    return select_values(column, slice(start, stop), offsets_B1)
 
 
-def _take(batch: Batch, rows_K: NDArray[np.int64]) -> Batch:
+def _take(columns: Mapping[str, RawColumn], rows_K: NDArray[np.int64]) -> dict[str, RawColumn]:
     def take(column: RawColumn) -> RawColumn:
         offsets_B1 = column.offsets_B1
         if offsets_B1 is None:
-            return _select(column, rows_K, None)
+            return select_values(column, rows_K, None)
         counts_K = np.diff(offsets_B1)[rows_K]
         offsets_K1 = np.append(0, np.cumsum(counts_K))
         places_N = np.arange(offsets_K1[-1]) + np.repeat(offsets_B1[rows_K] - offsets_K1[:-1], counts_K)
-        return _select(column, places_N, offsets_K1)
+        return select_values(column, places_N, offsets_K1)
 
-    columns = {name: take(column) for name, column in batch.columns.items()}
-    return Batch(columns, batch.label_B[rows_K], batch.weight_B[rows_K])
-
-
-def _select(
-    column: RawColumn, places: slice | NDArray[np.int64], offsets_B1: NDArray[np.int64] | None
-) -> RawColumn:
-    if isinstance(column, TextColumn):
-        return TextColumn(column.data, column.starts_N[places], column.ends_N[places], offsets_B1)
-    if isinstance(column, IntegerColumn):
-        return IntegerColumn(column.values_N[places], column.missing_N[places], column.signed, offsets_B1)
-    return NumberColumn(column.values_N[places], offsets_B1, column.precision)
+    return {name: take(column) for name, column in columns.items()}
 
 
 def _concat(pieces: Sequence[Batch]) -> Batch:

@@ -23,24 +23,23 @@ from numpy.typing import NDArray
 
 from clickline.artifacts.from_config import storage_of
 from clickline.client import Client, ModelInfo, Prediction
-from clickline.client.attempts import PreparedRequest
+from clickline.client.attempts import PreparedRequest, ServerAddress
 from clickline.client.client import ProtocolName
 from clickline.client.predict.elasticctr_columns import to_elasticctr_columns
-from clickline.client.predict.log_batches import Batch, LogBatches
+from clickline.client.predict.log_batches import Batch, read_batches
 from clickline.config import Config
-from clickline.data.input_blocks import Inputs, map_in_order, reader_from_config
-from clickline.data.schema import Schema, build_schema
+from clickline.data.input_blocks import files_from_config, map_in_order
+from clickline.data.labelled_reader import LabelledLogs
+from clickline.data.schema import build_schema
 from clickline.data.slot_discovery import discover_slots
-from clickline.data.targets import time_unit_detector
 from clickline.errors import ClicklineError, DataError
 from clickline.evaluation.binary_metrics import MetricCounts, Metrics
 from clickline.evaluation.evaluator import BLOCK_ROWS
 from clickline.features import FeatureSpec
-from clickline.machine import cores
+from clickline.machine import connect_host
 from clickline.progress import Progress, default_progress
 from clickline.records import RawColumn, SourceFile
 from clickline.storage.file_cache import FileCache
-from clickline.storage.log_files import DateRange, resolve_files
 from clickline.storage.storage import Storage
 
 
@@ -127,7 +126,9 @@ def predict(
     progress = progress or default_progress()
     storage = storage_of(config)
     cache = FileCache(Path(config.cache.dir), config.cache.size, storage)
-    files = _files(config, storage, inputs, progress)
+    files = files_from_config(
+        config.data, inputs, config.data.eval_dates or config.data.dates, storage, progress
+    )
     tls = config.serve.tls
     options: dict[str, Any] = {
         "protocol": protocol,
@@ -142,12 +143,12 @@ def predict(
             for _ in range(connections)
         ]
         logs = _open_logs(config, storage, cache, files, clients[0].metadata(), progress)
-        columns = _columns_for(protocol, logs.features)
+        columns = _columns_for(protocol, logs.reader.features)
         if requests is None:
             progress.begin("predict", total_bytes=logs.inputs.uncompressed_bytes(progress))
         else:
             progress.begin("predict", total_rows=requests * batch)
-        batches = logs.batches(batch, endless=requests is not None, progress=progress)
+        batches = read_batches(logs, batch, endless=requests is not None, progress=progress)
         first = next(batches)
         _warm_up(clients, clients[0].prepare(columns(first)), warmup)
         began = time.perf_counter()
@@ -176,13 +177,6 @@ def predict(
 # ── requests ──────────────────────────────────────────────────────────────────────────────────────
 
 
-def _files(config: Config, storage: Storage, inputs: Sequence[str], progress: Progress) -> list[SourceFile]:
-    data = config.data
-    dates = data.eval_dates or data.dates
-    days = None if dates is None else DateRange(dates.first, dates.last)
-    return resolve_files(storage, inputs, days, data.donefile, 0 if dates is None else dates.wait, progress)
-
-
 def _open_logs(
     config: Config,
     storage: Storage,
@@ -190,12 +184,10 @@ def _open_logs(
     files: list[SourceFile],
     served: ModelInfo,
     progress: Progress,
-) -> LogBatches:
+) -> LabelledLogs:
     """Open the files, read as configured, with the fields that the server's model uses."""
     data = config.data
-    dense = 0
-    if data.format == "paddlerec":
-        dense = discover_slots(data.format, files, cache, storage, cores(), progress, slots=False).dense
+    dense = discover_slots(data.format, files, cache, storage, progress, slots=False).dense
     schema = build_schema(
         data, [int(name) for name in served.inputs if name.isascii() and name.isdigit()], dense
     )
@@ -205,11 +197,8 @@ def _open_logs(
             f"the server's model uses {', '.join(unknown[:5])}{' and others' if len(unknown) > 5 else ''}, which the "
             "logs of this config do not have. Use the config that the model was trained with, or check data.format."
         )
-    features = _without_statistics(schema.features, served)
-    needed = Schema(features, schema.targets, dense)
-    find_unit = time_unit_detector(schema.targets, features.missing)
-    inputs = Inputs(files, reader_from_config(data, needed), cache, storage, find_unit)
-    return LogBatches(inputs, features, schema.targets, data.max_bad_ratio)
+    needed = replace(schema, features=_without_statistics(schema.features, served))
+    return LabelledLogs.open(data, files, needed, cache, storage)
 
 
 def _without_statistics(features: FeatureSpec, served: ModelInfo) -> FeatureSpec:
@@ -238,9 +227,8 @@ def _columns_for(protocol: ProtocolName, features: FeatureSpec) -> Callable[[Bat
 
 def _default_address(config: Config, protocol: ProtocolName) -> str:
     serve = config.serve
-    host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(serve.host, serve.host)
     port = serve.grpc_port if protocol.endswith("grpc") else serve.http_port
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+    return str(ServerAddress(connect_host(serve.host), port))
 
 
 def _token(file: str | None) -> str | None:

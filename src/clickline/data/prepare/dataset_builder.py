@@ -7,7 +7,7 @@ import json
 import os
 import shutil
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
@@ -21,14 +21,11 @@ from clickline.data.input_blocks import Inputs
 from clickline.data.labelled_reader import LabelledReader
 from clickline.data.prepare.column_sketches import RowStatistics
 from clickline.data.prepare.shard_builder import ShardBuilder, ShardExecutor, build_shards
-from clickline.data.readers import Reader
 from clickline.data.readers.slot_lines import read_slot_conf
 from clickline.data.schema import Schema, build_schema, named_slots, target_fields
 from clickline.data.slot_discovery import discover_slots
-from clickline.data.targets import time_unit_detector
 from clickline.errors import ArtifactError, DataError, StorageError, TooManyBadRows
 from clickline.features import ENCODER_FORMAT, FeatureSpec
-from clickline.machine import cores
 from clickline.progress import Progress
 from clickline.records import SourceFile
 from clickline.storage.atomic import remove_leftovers
@@ -147,11 +144,6 @@ class DatasetBuilder:
             "the next run reads the clock and the logs again."
         )
 
-    def inputs(self, files: Sequence[SourceFile], reader: Reader, schema: Schema) -> Inputs:
-        """Log files together with the reader that reads them."""
-        detect_unit = time_unit_detector(schema.targets, schema.features.missing)
-        return Inputs(files, reader, self.cache, self.storage, detect_unit)
-
     def clean_up(self) -> None:
         """Remove what was needed only while building."""
         self.storage.delete(Storage.join(self.folder, "work"))
@@ -165,9 +157,7 @@ class DatasetBuilder:
         if data.format not in ("slots", "paddlerec"):
             return build_schema(data)
         detect = data.slot_conf is None
-        discovered = discover_slots(
-            data.format, train, self.cache, self.storage, cores(), progress, slots=detect
-        )
+        discovered = discover_slots(data.format, train, self.cache, self.storage, progress, slots=detect)
         if data.slot_conf is not None:
             slots = read_slot_conf(data.slot_conf, self.storage.read(data.slot_conf))
         elif discovered.slots or data.fields:

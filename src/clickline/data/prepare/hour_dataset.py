@@ -11,26 +11,24 @@ import re
 import time
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime
 from typing import Any
 
 from clickline.artifacts.dataset import Dataset
 from clickline.artifacts.from_config import storage_of
 from clickline.artifacts.manifest import MANIFEST, fingerprint
 from clickline.config import Config
-from clickline.data.input_blocks import reader_from_config
+from clickline.data.input_blocks import open_inputs
 from clickline.data.labelled_reader import LabelledReader
 from clickline.data.prepare.dataset_builder import DatasetBuilder, identity_of, no_slots_error, report_damage
 from clickline.data.prepare.field_statistics import measure_fields
 from clickline.data.prepare.thread_executor import ThreadExecutor
 from clickline.data.schema import Schema, build_schema, target_fields
 from clickline.data.slot_discovery import discover_slots
-from clickline.errors import ArtifactError, DataError, HourNotReady
+from clickline.errors import ArtifactError, ConfigError, DataError, HourNotReady
 from clickline.features import FeatureSpec
-from clickline.machine import cores
 from clickline.progress import Progress
 from clickline.records import SourceFile
-from clickline.storage.log_files import hour_files, hour_label, hour_step
+from clickline.storage.log_files import DateRange, hour_files, hour_label, hour_step
 from clickline.storage.storage import Storage
 
 _QUARANTINE_HOURS = 720  # hours
@@ -143,13 +141,12 @@ def _build(
         if features is None
         else _schema_for(builder, files, features, progress)
     )
-    raw = reader_from_config(builder.config.data, schema)
-    inputs = builder.inputs(files, raw, schema)
+    inputs = open_inputs(builder.config.data, files, schema, builder.cache, builder.storage)
     if not given:
         features = measure_fields(inputs, schema.features, executor, progress)
         _warn_few_values(features, label, progress)
     features = features or schema.features
-    reader = LabelledReader(raw, features, schema.targets, builder.reference_time())
+    reader = LabelledReader(inputs.reader, features, schema.targets, builder.reference_time())
     train = builder.build_split(
         "train", inputs, reader, executor, progress, title=f"prepare {label}", may_be_empty=True
     )
@@ -180,9 +177,7 @@ def _schema_for(
     if data.format not in ("slots", "paddlerec"):
         return schema
     detect = data.slot_conf is None  # else the user has chosen the slots
-    discovered = discover_slots(
-        data.format, files, builder.cache, builder.storage, cores(), progress, slots=detect
-    )
+    discovered = discover_slots(data.format, files, builder.cache, builder.storage, progress, slots=detect)
     if discovered.slots:
         known = [int(column) for column in features.columns if column.isdigit()]
         slots = build_schema(
@@ -234,10 +229,8 @@ def _hours_folder(config: Config) -> str:
 
 def _hour_of(name: str) -> int | None:
     """The hour a folder is named after; None for any other folder."""
-    if re.fullmatch(r"\d{8}(-\d{2})?", name) is None:
-        return None
+    label = name.replace("-", "/")
     try:
-        moment = datetime.strptime(name, "%Y%m%d-%H" if "-" in name else "%Y%m%d").replace(tzinfo=UTC)
-    except ValueError:
+        return DateRange(label, label).hours().start
+    except ConfigError:
         return None
-    return int(moment.timestamp()) // 3600

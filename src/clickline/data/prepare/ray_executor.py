@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from clickline.artifacts.from_config import storage_of
 from clickline.config import Config
-from clickline.data.input_blocks import FileProgress, Inputs, reader_from_config
+from clickline.data.input_blocks import FileProgress, Inputs, open_inputs
 from clickline.data.labelled_reader import LabelledReader
 from clickline.data.prepare.dataset_builder import DatasetBuilder
 from clickline.data.prepare.field_statistics import BlockStatistics, measure_block
@@ -126,10 +126,10 @@ class _TaskContext(NamedTuple):
 def _task_context(job: _Job) -> _TaskContext:
     """Open what the tasks of a job need, once per process."""
     builder = DatasetBuilder.for_folder(job.config, storage_of(job.config), job.folder)
-    reader = reader_from_config(job.config.data, job.schema)
-    labelled = LabelledReader(reader, job.schema.features, job.schema.targets, job.reference_time)
+    inputs = open_inputs(job.config.data, (), job.schema, builder.cache, builder.storage)
+    labelled = LabelledReader(inputs.reader, job.schema.features, job.schema.targets, job.reference_time)
     shard_builder = ShardBuilder(builder.storage, job.folder, builder.scratch, job.split, labelled)
-    return _TaskContext(builder.inputs((), reader, job.schema), shard_builder)
+    return _TaskContext(inputs, shard_builder)
 
 
 class _Span(NamedTuple):

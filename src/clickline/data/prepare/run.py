@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +13,7 @@ from clickline.artifacts.dataset import Dataset, current_id, dataset_folder
 from clickline.artifacts.from_config import storage_of
 from clickline.artifacts.manifest import MANIFEST, as_json, fingerprint
 from clickline.config import Config
-from clickline.data.input_blocks import reader_from_config
+from clickline.data.input_blocks import files_from_config, open_inputs
 from clickline.data.labelled_reader import LabelledReader
 from clickline.data.prepare.dataset_builder import DatasetBuilder, identity_of, no_slots_error, report_damage
 from clickline.data.prepare.field_statistics import measure_fields
@@ -24,7 +24,6 @@ from clickline.errors import ArtifactError
 from clickline.progress import Progress, default_progress
 from clickline.records import SourceFile
 from clickline.storage.file_lock import locked
-from clickline.storage.log_files import DateRange, resolve_files
 from clickline.storage.storage import Storage
 
 if TYPE_CHECKING:
@@ -94,16 +93,15 @@ def _build(
     schema = builder.infer_schema(sources["train"], progress)
     if not schema.features.fields:
         raise no_slots_error(config, sources["train"])
-    raw = reader_from_config(config.data, schema)
-    inputs = {split: builder.inputs(files, raw, schema) for split, files in sources.items()}
+    inputs = open_inputs(config.data, sources["train"], schema, builder.cache, builder.storage)
     with _executor(config, schema, progress) as executor:
-        features = measure_fields(inputs["train"], schema.features, executor, progress)
-        reader = LabelledReader(raw, features, schema.targets, builder.reference_time())
+        features = measure_fields(inputs, schema.features, executor, progress)
+        reader = LabelledReader(inputs.reader, features, schema.targets, builder.reference_time())
         splits = {
             split: builder.build_split(
-                split, inputs[split], reader, executor, progress, title=f"prepare {split}"
+                split, replace(inputs, files=files), reader, executor, progress, title=f"prepare {split}"
             )
-            for split in sources
+            for split, files in sources.items()
         }
     return builder.finish(identity, features, splits)
 
@@ -132,14 +130,7 @@ def find_split(config: Config, storage: Storage, split: str, progress: Progress)
     """The files of one split; HourNotReady when hours of its pattern have not arrived in time."""
     data = config.data
     patterns, dates = (data.train, data.dates) if split == "train" else (data.eval or (), data.eval_dates)
-    return resolve_files(
-        storage,
-        list(patterns),
-        None if dates is None else DateRange(dates.first, dates.last),
-        data.donefile,
-        0 if dates is None else dates.wait,
-        progress,
-    )
+    return files_from_config(data, patterns, dates, storage, progress)
 
 
 # ── identity ───────────────────────────────────────────────────────────────────────

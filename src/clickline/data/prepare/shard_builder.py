@@ -188,10 +188,7 @@ class ShardBuilder:
 
 def finished_shards(storage: Storage, folder: str, split: str) -> dict[int, FinishedShard]:
     """The complete shards of an earlier run: their record exists and their file has the recorded size."""
-    sizes = {
-        file.uri.rsplit("/", 1)[-1]: file.size
-        for file in storage.list(Storage.pattern_in(folder, f"{split}-*.parquet"))
-    }
+    sizes = storage.sizes(folder, f"{split}-*.parquet")
     shards = {}
     for note in storage.list(Storage.pattern_in(Storage.join(folder, "work"), f"{split}-*.json")):
         number = int(note.uri.rsplit("-", 1)[-1].removesuffix(".json"))

@@ -301,23 +301,16 @@ def _stream(seed: np.uint64, stream: int) -> np.uint64:
     return _hash(_hash(seed, 0), stream)
 
 
-@njit(cache=True, nogil=True)
 def _hashes(seed: np.uint64, stream: int, size: int) -> NDArray[np.uint64]:
-    hashes_N = np.empty(size, np.uint64)
-    for n in range(size):
-        hashes_N[n] = _hash(_stream(seed, stream), n)
-    return hashes_N
+    key = np.uint64(_stream(seed, stream))
+    return np.array([_hash(key, n) for n in range(size)], np.uint64)
 
 
-@njit(cache=True, nogil=True)
 def _inverse_powers(sizes_S: Integers, powers_S: Floats) -> Floats:
-    ends_S = np.empty(sizes_S.size, np.float64)
-    for s in range(sizes_S.size):
-        ends_S[s] = _power(np.float64(sizes_S[s]), -powers_S[s])
-    return ends_S
+    pairs = zip(sizes_S.tolist(), powers_S.tolist(), strict=True)
+    return np.array([_power(float(size), -power) for size, power in pairs])
 
 
-@njit(cache=True, nogil=True)
 def _sizes(slots: int, cardinality: int) -> Integers:
     """Sizes of slots: even positions ascend from the smallest size, odd ones descend from the largest."""
     sizes_S = np.full(slots, cardinality, np.int64)
@@ -328,26 +321,11 @@ def _sizes(slots: int, cardinality: int) -> Integers:
     return sizes_S
 
 
-@njit(cache=True, nogil=True)
-def _units(bits_N: NDArray[np.uint64]) -> Floats:
-    units_N = np.empty(bits_N.size, np.float64)
-    for n in range(bits_N.size):
-        units_N[n] = _unit(bits_N[n])
-    return units_N
-
-
-@njit(cache=True, nogil=True)
-def _normals(bits_N: NDArray[np.uint64]) -> Floats:
-    normals_N = np.empty(bits_N.size, np.float64)
-    for n in range(bits_N.size):
-        normals_N[n] = _normal(bits_N[n])
-    return normals_N
-
-
 def build_model(seed: int, slots: int, dense: int, cardinality: int, hours: int) -> ClickModel:
     """The model of a seed. Sizes and missing rates depend only on a field's position, weights on the seed."""
     seed_bits = np.uint64(seed)
-    shapes_F3 = _units(_hashes(np.uint64(0), _SHAPE, 3 * (slots + dense))).reshape(-1, 3)
+    shapes = [_unit(bits) for bits in _hashes(np.uint64(0), _SHAPE, 3 * (slots + dense))]
+    shapes_F3 = np.array(shapes).reshape(-1, 3)
     slot_shapes_S3, dense_shapes_D3 = shapes_F3[:slots], shapes_F3[slots:]
     sizes_S = _sizes(slots, cardinality)
     powers_S: Floats = 0.05 + 0.3 * slot_shapes_S3[:, 0]
@@ -382,7 +360,7 @@ def build_model(seed: int, slots: int, dense: int, cardinality: int, hours: int)
         dense_missing_D=_missing_shares(dense_shapes_D3[:, 1]),
         dense_kinds_D=fields_D % 4,
         dense_weights_D=np.where(signs_D & np.uint64(1), 1.0, -1.0),
-        dense_gaps_D=_normals(signs_D),
+        dense_gaps_D=np.array([_normal(bits) for bits in signs_D]),
         intercept=0.0,
         slope=1.0,
     )

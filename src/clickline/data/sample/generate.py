@@ -9,19 +9,17 @@ Files have temporary names until they are complete.
 from __future__ import annotations
 
 import time
-from collections import deque
-from collections.abc import Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import AbstractContextManager
+from collections.abc import Generator, Sequence
+from contextlib import AbstractContextManager, closing
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from itertools import groupby
 from pathlib import Path
-from types import TracebackType
 
 import numpy as np
 from numpy.typing import NDArray
 
+from clickline.data.input_blocks import map_in_order
 from clickline.data.sample.click_model import START, ClickModel, build_model, generate_rows
 from clickline.data.sample.text_formats import FORMATS, PADDLEREC_SCALES, TextFormat
 from clickline.data.sample.truth import AucCounter, TruthFile
@@ -32,7 +30,7 @@ from clickline.progress import Progress
 _SPAN = 30
 """Hours that train and eval cover together: with the default share, a day and the six hours after it."""
 _BLOCK_ROWS = 8192
-_BLOCK_BYTES = 16 << 20
+_BLOCK_BYTES = 8 << 20
 _THREADS = 8  # more would only wait for the writer
 
 
@@ -73,6 +71,10 @@ class _LogPart:
     end: int
     is_eval: bool
     donefile: Path | None = None
+
+
+_Block = tuple[_LogPart, int, int]
+"""First row and end of a block, with the part that it belongs to."""
 
 
 @dataclass(frozen=True)
@@ -119,12 +121,12 @@ def _generate(
     header = text_format.header(options.dense, options.slots)
     with (
         _TemporaryFiles() as temporaries,
-        _RowBlocks(options, model, text_format, parts, block_rows, threads) as blocks,
+        closing(_row_blocks(options, model, text_format, parts, block_rows, threads)) as blocks,
     ):
         if text_format.slot_conf is not None:
             files.append(options.out / "slot.conf")
             temporaries.begin(files[-1]).write_bytes(text_format.slot_conf(options.dense, options.slots))
-        for part, generated in groupby(blocks, key=lambda pair: pair[0]):
+        for part, generated in groupby(blocks, key=lambda pair: pair[0][0]):
             with (
                 temporaries.begin(part.log).open("wb") as log,
                 TruthFile(temporaries.begin(part.truth)) as truth,
@@ -214,70 +216,47 @@ class _TemporaryFiles(AbstractContextManager["_TemporaryFiles"]):
             temporary.replace(final)
         self._finals.clear()
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         for temporary in self._finals:
             temporary.unlink(missing_ok=True)
 
 
-class _RowBlocks(AbstractContextManager["_RowBlocks"]):
+def _row_blocks(
+    options: SampleOptions,
+    model: ClickModel,
+    text_format: TextFormat,
+    parts: Sequence[_LogPart],
+    block_rows: int | None,
+    threads: int | None,
+) -> Generator[tuple[_Block, _GeneratedRows], None, None]:
     """The rows of all parts in order, generated ahead of the writer by a few threads."""
+    line_bytes = (
+        text_format.line_bytes
+        + options.dense * text_format.dense_bytes
+        + options.slots * text_format.slot_bytes
+    )
+    step = block_rows or max(1, min(_BLOCK_ROWS, _BLOCK_BYTES // line_bytes))
 
-    def __init__(
-        self,
-        options: SampleOptions,
-        model: ClickModel,
-        text_format: TextFormat,
-        parts: list[_LogPart],
-        block_rows: int | None,
-        threads: int | None,
-    ) -> None:
-        self._options = options
-        self._model = model
-        self._format = text_format
-        self._parts = parts
-        self._line_bytes = (
-            text_format.line_bytes
-            + options.dense * text_format.dense_bytes
-            + options.slots * text_format.slot_bytes
-        )
-        self._block_rows = block_rows or max(1, min(_BLOCK_ROWS, _BLOCK_BYTES // self._line_bytes))
-        self._threads = threads or min(cores(), _THREADS)
-        self._generate_block(0, 0)  # compile here, where Ctrl-C works, not in a thread
-        self._pool = ThreadPoolExecutor(self._threads, thread_name_prefix="sample")
-
-    def __iter__(self) -> Iterator[tuple[_LogPart, _GeneratedRows]]:
-        pending: deque[tuple[_LogPart, Future[_GeneratedRows]]] = deque()
-        for part in self._parts:
-            for first in range(part.first, part.end, self._block_rows):
-                end = min(first + self._block_rows, part.end)
-                pending.append((part, self._pool.submit(self._generate_block, first, end)))
-                if len(pending) > self._threads + 1:
-                    ready, rows = pending.popleft()
-                    yield ready, rows.result()
-        while pending:
-            ready, rows = pending.popleft()
-            yield ready, rows.result()
-
-    def _generate_block(self, first: int, end: int) -> _GeneratedRows:
+    def generate_block(number: int, block: _Block) -> _GeneratedRows:
+        _, first, end = block
         size = end - first
-        ids_BS = np.empty((size, self._options.slots), np.int64)
-        dense_BD = np.empty((size, self._options.dense), np.int64)
+        ids_BS = np.empty((size, options.slots), np.int64)
+        dense_BD = np.empty((size, options.dense), np.int64)
         times_B = np.empty(size, np.int64)
         probability_B = np.empty(size, np.float64)
         clicks_B = np.empty(size, np.int8)
-        generate_rows(
-            self._model, self._options.rows, first, ids_BS, dense_BD, times_B, probability_B, clicks_B
-        )
-        text = np.empty(size * self._line_bytes, np.uint8)
-        length = self._format.write(clicks_B, times_B, dense_BD, ids_BS, text)
+        generate_rows(model, options.rows, first, ids_BS, dense_BD, times_B, probability_B, clicks_B)
+        text = np.empty(size * line_bytes, np.uint8)
+        length = text_format.write(clicks_B, times_B, dense_BD, ids_BS, text)
         return _GeneratedRows(text[:length], probability_B, clicks_B)
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._pool.shutdown(cancel_futures=True)
+    generate_block(0, (parts[0], 0, 0))  # compile here, where Ctrl-C works, not in a thread
+    blocks = (
+        (part, first, min(first + step, part.end))
+        for part in parts
+        for first in range(part.first, part.end, step)
+    )
+    return map_in_order(generate_block, blocks, threads or min(cores(), _THREADS))
 
 
 def _check_files(parts: Sequence[_LogPart]) -> None:
@@ -329,18 +308,11 @@ def _check(options: SampleOptions) -> None:
     out_of_range("--seed", options.seed, 0, 2**63 - 1)
     out_of_range("--cardinality", options.cardinality, 10, 10**8)
     if options.format == "criteo":
+        remedy = "Leave it out, or choose --format slots, paddlerec or csv."
         if options.slots != 26:
-            mistake(
-                "--slots",
-                f"is {options.slots}; a criteo line has exactly 26 slots.",
-                "Leave it out, or choose --format slots, paddlerec or csv.",
-            )
+            mistake("--slots", f"is {options.slots}; a criteo line has exactly 26 slots.", remedy)
         if options.dense != 13:
-            mistake(
-                "--dense",
-                f"is {options.dense}; a criteo line has exactly 13 dense fields.",
-                "Leave it out, or choose --format slots, paddlerec or csv.",
-            )
+            mistake("--dense", f"is {options.dense}; a criteo line has exactly 13 dense fields.", remedy)
     else:
         out_of_range("--slots", options.slots, 1, 1000)
         if options.format == "paddlerec" and options.dense > len(PADDLEREC_SCALES):

@@ -230,21 +230,12 @@ def _with_gaps(hours: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
 
 def _errors(points: Sequence[Mapping[str, Any]], key: str, n: int) -> dict[str, Any]:
     """95 % intervals as bars around the points."""
-    above: list[float | None] = []
-    below: list[float | None] = []
-    for point in points:
-        value, interval = point.get(key), point.get(f"{key}_interval")
-        if value is None or interval is None:
-            above.append(None)
-            below.append(None)
-        else:
-            above.append(interval[1] - value)
-            below.append(value - interval[0])
+    spans = [(point.get(key), point.get(f"{key}_interval")) for point in points]
     return {
         "type": "data",
         "symmetric": False,
-        "array": above,
-        "arrayminus": below,
+        "array": [span[1] - value if value is not None and span else None for value, span in spans],
+        "arrayminus": [value - span[0] if value is not None and span else None for value, span in spans],
         "color": _BANDS[n],
         "thickness": 2 if len(points) > 72 else 4,
         "width": 0,

@@ -4,22 +4,22 @@ const TOKEN = "clickline.token";
 const LONGEST_PAUSE = 10_000;
 const SILENCE = 25_000; // the studio sends a keep-alive every 10 s
 
-export class Refused extends Error {
-  constructor(status, words) {
-    super(words);
+export class RequestError extends Error {
+  constructor(status, message) {
+    super(message);
     this.status = status;
   }
 }
 
-let kept = null; // used if the browser's storage is disabled
+let memoryToken = null; // used if the browser's storage is disabled
 
 export function token(value) {
   try {
     if (value !== undefined) value ? sessionStorage.setItem(TOKEN, value) : sessionStorage.removeItem(TOKEN);
     return sessionStorage.getItem(TOKEN);
   } catch {
-    if (value !== undefined) kept = value;
-    return kept;
+    if (value !== undefined) memoryToken = value;
+    return memoryToken;
   }
 }
 
@@ -28,28 +28,28 @@ function headers(more = {}) {
   return known ? { ...more, Authorization: `Bearer ${known}` } : more;
 }
 
-async function answered(request) {
-  let answer;
+async function checked(request) {
+  let response;
   try {
-    answer = await request;
+    response = await request;
   } catch (error) {
     if (error.name === "AbortError") throw error;
-    throw new Refused(0, "");
+    throw new RequestError(0, "");
   }
-  if (answer.ok) return answer;
-  const words = await answer.json().then((body) => body.error, () => null);
-  throw new Refused(answer.status, words || `${answer.status} ${answer.statusText}`);
+  if (response.ok) return response;
+  const message = await response.json().then((body) => body.error, () => null);
+  throw new RequestError(response.status, message || `${response.status} ${response.statusText}`);
 }
 
-export const of = (home) => `api/homes/${encodeURIComponent(home)}`;
+export const homeUrl = (home) => `api/homes/${encodeURIComponent(home)}`;
 
-export const get = async (path, signal) => (await answered(fetch(path, { headers: headers(), signal }))).json();
+export const get = async (path, signal) => (await checked(fetch(path, { headers: headers(), signal }))).json();
 
-export const text = async (path, signal) => (await answered(fetch(path, { headers: headers(), signal }))).text();
+export const text = async (path, signal) => (await checked(fetch(path, { headers: headers(), signal }))).text();
 
 export async function post(path, body, signal) {
-  const asked = { method: "POST", headers: headers({ "Content-Type": "application/json" }), body: JSON.stringify(body), signal };
-  return (await answered(fetch(path, asked))).json();
+  const options = { method: "POST", headers: headers({ "Content-Type": "application/json" }), body: JSON.stringify(body), signal };
+  return (await checked(fetch(path, options))).json();
 }
 
 /** Listen to the events of a home until closed. `on.event(name, data)`, `on.state("live" | "lost" | "refused", retryAt)`. */
@@ -62,27 +62,27 @@ export function events(home, on) {
   async function listen() {
     aborter = new AbortController();
     let watchdog = null;
-    const heard = () => {
+    const resetWatchdog = () => {
       clearTimeout(watchdog);
       watchdog = setTimeout(() => aborter.abort(), SILENCE);
     };
     try {
-      heard();
-      const asked = { headers: headers({ Accept: "text/event-stream" }), signal: aborter.signal, cache: "no-store" };
-      const answer = await answered(fetch(`${of(home)}/events`, asked));
-      const reader = answer.body.pipeThrough(new TextDecoderStream()).getReader();
+      resetWatchdog();
+      const options = { headers: headers({ Accept: "text/event-stream" }), signal: aborter.signal, cache: "no-store" };
+      const response = await checked(fetch(`${homeUrl(home)}/events`, options));
+      const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
       on.state("live");
       pause = 500;
       let rest = "";
       for (;;) {
         const { value, done } = await reader.read();
         if (done) break;
-        heard();
+        resetWatchdog();
         const pieces = (rest + value.replaceAll("\r\n", "\n")).split("\n\n");
         rest = pieces.pop();
         for (const piece of pieces) {
           try {
-            tell(piece);
+            dispatch(piece);
           } catch (error) {
             reportError(error); // a bug of the page, not a connection error
           }
@@ -102,7 +102,7 @@ export function events(home, on) {
     pause = Math.min(2 * pause, LONGEST_PAUSE);
   }
 
-  function tell(piece) {
+  function dispatch(piece) {
     let name = "message";
     const data = [];
     for (const line of piece.split("\n")) {
@@ -119,7 +119,7 @@ export function events(home, on) {
       clearTimeout(timer);
       aborter?.abort();
     },
-    again() {
+    reconnect() {
       if (closed) return;
       clearTimeout(timer);
       pause = 500;

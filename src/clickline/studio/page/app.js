@@ -2,9 +2,9 @@
 
 import { events, get } from "./api.js";
 import { askToken } from "./dialogs.js";
-import { h, show, words } from "./dom.js";
+import { formatText, h, render } from "./dom.js";
 import { arrows, loading, notice } from "./parts.js";
-import { LANGUAGES, language, named, preferred, remember, remembered, speak, t } from "./words.js";
+import { LANGUAGES, language, loadTexts, named, preferred, remember, remembered, t } from "./words.js";
 
 const FILES = {
   overview: "overview",
@@ -20,11 +20,11 @@ const PANELS = {}; // loaded panels: the first one at once, the others when idle
 const POINTS = 300;
 
 const state = { homes: null, home: null, panel: "overview", rest: [], status: null, connection: "connecting", error: null };
-let found = {}; // place -> {data, error}
-let kept = {}; // panel -> its state while the page is open
+let results = {}; // place -> {data, error}
+let panelMemory = {}; // panel -> its state while the page is open
 let stream = null;
-let loads = {}; // place -> {aborter, again}
-let drawn = 0;
+let requests = {}; // place -> {aborter, repeat}
+let frame = 0;
 let shownPlace = null;
 
 // ── what panels get ────────────────────────────────────────────────────────────────────────────
@@ -33,7 +33,7 @@ let shownPlace = null;
 const place = () => [state.panel, ...state.rest].join("/");
 
 function context() {
-  kept[state.panel] ||= {};
+  panelMemory[state.panel] ||= {};
   const { home, status, rest, connection } = state;
   return {
     home,
@@ -41,13 +41,13 @@ function context() {
     status,
     rest,
     connection,
-    memory: kept[state.panel],
-    data: found[place()]?.data,
-    error: found[place()]?.error,
+    memory: panelMemory[state.panel],
+    data: results[place()]?.data,
+    error: results[place()]?.error,
     link: (...parts) => `#/${[home, ...parts].map(encodeURIComponent).join("/")}`,
     draw,
     reload: load,
-    say: (told) => (document.getElementById("said").textContent = told),
+    announce: (message) => (document.getElementById("announcement").textContent = message),
   };
 }
 
@@ -56,23 +56,23 @@ async function load() {
   const panel = PANELS[state.panel];
   if (!panel?.load || !state.home) return;
   const here = place();
-  if (loads[here]) {
-    loads[here].again = true; // the running request may be older than this event
+  if (requests[here]) {
+    requests[here].repeat = true; // the running request may be older than this event
     return;
   }
-  const mine = (loads[here] = { aborter: new AbortController(), again: false });
+  const request = (requests[here] = { aborter: new AbortController(), repeat: false });
   try {
-    const data = await panel.load(context(), mine.aborter.signal);
-    if (loads[here] === mine) found[here] = { data };
+    const data = await panel.load(context(), request.aborter.signal);
+    if (requests[here] === request) results[here] = { data };
   } catch (error) {
     if (error.name === "AbortError") return;
-    if (error.status === 401) wantToken();
-    if (loads[here] === mine) found[here] = { data: found[here]?.data, error };
+    if (error.status === 401) requestToken();
+    if (requests[here] === request) results[here] = { data: results[here]?.data, error };
   } finally {
-    if (loads[here] === mine) delete loads[here];
+    if (requests[here] === request) delete requests[here];
   }
   draw();
-  if (mine.again && here === place()) load();
+  if (request.repeat && here === place()) load();
 }
 
 // ── routes ─────────────────────────────────────────────────────────────────────────────────────
@@ -84,7 +84,7 @@ function route() {
   const before = { ...state };
   state.panel = panel in FILES ? panel : "overview";
   state.rest = panel in FILES ? rest : [];
-  if (known !== state.home) enter(known);
+  if (known !== state.home) openHome(known);
   if (before.home && (before.panel !== state.panel || before.home !== state.home || before.rest.join() !== state.rest.join())) window.scrollTo(0, 0);
   if (state.panel in PANELS) load();
   else fetchPanel(state.panel).then(load).then(draw, draw);
@@ -93,25 +93,25 @@ function route() {
 
 const fetchPanel = async (name) => (PANELS[name] ??= (await import(`./${FILES[name]}.js`)).panel);
 
-function enter(home) {
+function openHome(home) {
   stream?.close();
-  for (const one of Object.values(loads)) one.aborter.abort();
+  for (const one of Object.values(requests)) one.aborter.abort();
   Object.assign(state, { home, status: null, connection: "connecting" });
-  found = {};
-  kept = {};
-  loads = {};
-  if (home) stream = events(home, { event: hear, state: connect });
+  results = {};
+  panelMemory = {};
+  requests = {};
+  if (home) stream = events(home, { event: onEvent, state: onConnection });
 }
 
-function hear(name, data) {
-  let turned = false; // a stage started or ended: every panel may change
+function onEvent(name, data) {
+  let stageChanged = false; // a stage started or ended: every panel may change
   if (name === "status") {
-    tellStages(state.status, data);
-    turned = Boolean(state.status) && ["state", "stage", "health"].some((key) => state.status[key] !== data[key]);
+    announceStages(state.status, data);
+    stageChanged = Boolean(state.status) && ["state", "stage", "health"].some((key) => state.status[key] !== data[key]);
     state.status = data;
   }
   if (name === "serving") {
-    for (const one of Object.values(found)) {
+    for (const one of Object.values(results)) {
       const serving = one.data?.serving;
       if (serving && serving.history.at(-1)?.at !== data.at) Object.assign(
         serving,
@@ -119,35 +119,35 @@ function hear(name, data) {
       );
     }
   }
-  if (turned || (name !== "serving" && PANELS[state.panel]?.on?.includes(name))) load();
+  if (stageChanged || (name !== "serving" && PANELS[state.panel]?.on?.includes(name))) load();
   draw();
 }
 
 /** Announce to screen readers only that a stage started or ended. */
-function tellStages(before, now) {
+function announceStages(before, now) {
   if (!before) return;
   for (const [name, stage] of Object.entries(now.stages || {})) {
-    if ((before.stages || {})[name]?.state !== stage.state) context().say(`${named("stage", name)}: ${named("state", stage.state)}`);
+    if ((before.stages || {})[name]?.state !== stage.state) context().announce(`${named("stage", name)}: ${named("state", stage.state)}`);
   }
 }
 
-function connect(now, retryAt) {
-  const back = now === "live" && state.connection === "lost";
+function onConnection(now, retryAt) {
+  const reconnected = now === "live" && state.connection === "lost";
   state.connection = now;
   state.retryAt = retryAt;
-  if (now === "refused") wantToken();
-  if (back) route(); // reload: anything may have changed meanwhile
+  if (now === "refused") requestToken();
+  if (reconnected) route(); // reload: anything may have changed meanwhile
   draw();
 }
 
 let asking = false;
 
-async function wantToken() {
+async function requestToken() {
   if (asking) return;
   asking = true;
   const given = await askToken(() => get("api/homes"));
   asking = false;
-  if (given) begin();
+  if (given) start();
   else if (!state.homes) {
     state.error = t("token.words"); // instead of a page that seems to load forever
     draw();
@@ -157,15 +157,15 @@ async function wantToken() {
 // ── drawing ────────────────────────────────────────────────────────────────────────────────────
 
 function draw() {
-  if (!drawn) drawn = requestAnimationFrame(redraw);
+  if (!frame) frame = requestAnimationFrame(redraw);
 }
 
 function redraw() {
-  drawn = 0;
+  frame = 0;
   document.getElementById("skip").textContent = t("skip");
-  show(document.getElementById("top"), top());
-  show(document.getElementById("banner"), banner());
-  show(document.getElementById("main"), body());
+  render(document.getElementById("top"), top());
+  render(document.getElementById("banner"), banner());
+  render(document.getElementById("main"), body());
   document.title = title();
   if (shownPlace !== place()) {
     shownPlace = place();
@@ -240,8 +240,8 @@ function banner() {
     "div",
     { class: "notice bad lost" },
     h("strong", {}, t("lost.title")),
-    h("span", {}, words(t("lost.words"))),
-    h("button", { type: "button", on: { click: () => (state.homes ? stream?.again() : begin()) } }, t("lost.again")),
+    h("span", {}, formatText(t("lost.words"))),
+    h("button", { type: "button", on: { click: () => (state.homes ? stream?.reconnect() : start()) } }, t("lost.again")),
   );
 }
 
@@ -257,8 +257,8 @@ function body() {
 function title() {
   const home = state.homes?.find((one) => one.id === state.home);
   const share = state.status?.work?.share;
-  const far = state.status?.state === "running" && Number.isFinite(share) ? `${Math.round(100 * share)} % · ` : "";
-  return home ? `${far}${home.name} · ${t(`panel.${state.panel}`)} · Clickline` : "Clickline";
+  const progress = state.status?.state === "running" && Number.isFinite(share) ? `${Math.round(100 * share)} % · ` : "";
+  return home ? `${progress}${home.name} · ${t(`panel.${state.panel}`)} · Clickline` : "Clickline";
 }
 
 // ── switches ───────────────────────────────────────────────────────────────────────────────────
@@ -275,13 +275,13 @@ function changeTheme() {
 
 async function changeLanguage(name) {
   remember("clickline.language", name);
-  await speak(name);
+  await loadTexts(name);
   draw();
 }
 
-// ── beginning ──────────────────────────────────────────────────────────────────────────────────
+// ── start ──────────────────────────────────────────────────────────────────────────────────────
 
-async function begin() {
+async function start() {
   try {
     state.homes = await get("api/homes");
     state.error = null;
@@ -289,11 +289,11 @@ async function begin() {
     state.connection = "connecting";
     route();
   } catch (error) {
-    if (error.status === 401) wantToken();
+    if (error.status === 401) requestToken();
     else if (error.status) state.error = error.message;
     else {
       state.connection = "lost";
-      setTimeout(begin, 2000);
+      setTimeout(start, 2000);
     }
     draw();
   }
@@ -318,6 +318,6 @@ setInterval(() => {
   if (state.panel === "overview" || Math.floor(Date.now() / 1000) % 10 === 0) draw(); // ages and running times
 }, 1000);
 
-await speak(preferred());
-await begin();
+await loadTexts(preferred());
+await start();
 setTimeout(() => Promise.allSettled(Object.keys(FILES).map(fetchPanel)), 500);

@@ -109,11 +109,11 @@ export function lines(id, { title, summary, series, x, y, diagonal, height = "",
 
   const table = () => ({
     head: [x.label || "x", ...series.map((one) => one.name)],
-    rows: steps().map((step) => [x.write(step), ...series.map((one) => written(one, step, y))]),
+    rows: steps().map((step) => [x.write(step), ...series.map((one) => valueAt(one, step, y))]),
   });
 
   const near = () => (pointed.has(id) ? closest(steps(), pointed.get(id)) : undefined);
-  const pointing = () => (series.length === 1 && near() !== undefined ? `${x.write(near())}: ${written(series[0], near(), y)}` : null);
+  const pointing = () => (series.length === 1 && near() !== undefined ? `${x.write(near())}: ${valueAt(series[0], near(), y)}` : null);
 
   const draw = (redraw) => {
     const nearest = near();
@@ -187,19 +187,19 @@ function legend(series, nearest, x, y) {
           s("line", { class: `line ${tone(one, n)}`, x1: "1", x2: "13", y1: "5", y2: "5" }),
         ),
         h("span", { class: "legend-name" }, one.name),
-        h("span", { class: "legend-value" }, nearest === undefined ? lastOf(one, y) : written(one, nearest, y)),
+        h("span", { class: "legend-value" }, nearest === undefined ? lastValue(one, y) : valueAt(one, nearest, y)),
       ),
     ),
     nearest === undefined ? null : h("li", { class: "at" }, x.write(nearest)),
   );
 }
 
-function lastOf(one, y) {
+function lastValue(one, y) {
   const found = one.points.findLast((point) => Number.isFinite(point[1]));
   return found ? y.write(found[1]) : "–";
 }
 
-function written(one, step, y) {
+function valueAt(one, step, y) {
   const found = one.points.find((point) => point[0] === step);
   if (found) return Number.isFinite(found[1]) ? y.write(found[1]) : "–";
   if (!one.points.length || step < one.points[0][0] || step > one.points.at(-1)[0]) return "–";

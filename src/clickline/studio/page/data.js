@@ -1,6 +1,6 @@
 // The data panel: the hours and their states, the dataset, quarantined rows.
 
-import { get, of } from "./api.js";
+import { get, homeUrl } from "./api.js";
 import { lines } from "./charts.js";
 import { h } from "./dom.js";
 import { count, duration, measure, percent, short, size } from "./format.js";
@@ -13,7 +13,7 @@ const SLOTS = 200;
 
 export const panel = {
   on: ["data"],
-  load: ({ home }, signal) => get(`${of(home)}/data`, signal),
+  load: ({ home }, signal) => get(`${homeUrl(home)}/data`, signal),
   view(page) {
     const { data, error } = page;
     const head = h("h1", {}, t("panel.data"));
@@ -32,14 +32,14 @@ export const panel = {
   },
 };
 
-function numbers({ summary = {}, dataset: made }, hours) {
+function numbers({ summary = {}, dataset: prepared }, hours) {
   if (!hours.length) {
-    const { train, eval: measured } = made?.splits || {};
+    const { train, eval: evaluation } = prepared?.splits || {};
     return figures(
-      figure(t("rows.short"), count(made?.rows)),
+      figure(t("rows.short"), count(prepared?.rows)),
       figure(t("rows.train"), count(train?.rows)),
-      figure(t("rows.eval"), count(measured?.rows)),
-      figure(t("base.rate"), percent(made?.click_rate, 2)),
+      figure(t("rows.eval"), count(evaluation?.rows)),
+      figure(t("base.rate"), percent(prepared?.click_rate, 2)),
       figure(t("quarantined"), count(summary.quarantined), { tone: summary.quarantined ? "warn" : "" }),
     );
   }
@@ -100,8 +100,8 @@ function strip(page, hours) {
           pointerover: (event) => event.target.dataset.place && choose(Number(event.target.dataset.place)),
         },
       },
-      [...rows].map(([name, found]) => {
-        const cells = new Map(found.map(([one, place]) => [Number(daily ? one.hour.slice(6, 8) : one.hour.split("/")[1]), [one, place]]));
+      [...rows].map(([name, entries]) => {
+        const cells = new Map(entries.map(([one, place]) => [Number(daily ? one.hour.slice(6, 8) : one.hour.split("/")[1]), [one, place]]));
         return h(
           "div",
           { class: "day", key: name },
@@ -143,9 +143,9 @@ function keys(hours, by, level) {
   const counts = new Map();
   for (const one of hours) counts.set(level(one), (counts.get(level(one)) || 0) + 1);
   const bounds = (name) => {
-    const found = hours.filter((one) => level(one) === name).map((one) => one[by]).sort((a, b) => a - b);
+    const values = hours.filter((one) => level(one) === name).map((one) => one[by]).sort((a, b) => a - b);
     const write = by === "auc" ? (value) => value.toFixed(3) : short;
-    return `${write(found[0])} – ${write(found.at(-1))}`;
+    return `${write(values[0])} – ${write(values.at(-1))}`;
   };
   const order = [...Array.from({ length: LEVELS }, (_, n) => `level${n + 1}`), ...STATES, "other"];
   return h(
@@ -187,14 +187,14 @@ function overTime(hours) {
 
 // ── rows ───────────────────────────────────────────────────────────────────────────────────────
 
-function dataset(made) {
-  if (!made) return null;
-  const splits = Object.entries(made.splits || {});
-  const slots = made.slots || [];
+function dataset(prepared) {
+  if (!prepared) return null;
+  const splits = Object.entries(prepared.splits || {});
+  const slots = prepared.slots || [];
   const bad = (one) => Object.entries(one.bad || {}).map(([reason, n]) => `${reason} ${count(n)}`).join(", ") || count(one.bad_rows);
   return card(
     t("dataset"),
-    { note: made.id },
+    { note: prepared.id },
     splits.length
       ? table(
         t("dataset"),
@@ -232,15 +232,15 @@ function dataset(made) {
   );
 }
 
-function quarantine({ quarantine: found = [], summary = {} }) {
-  if (!found.length) return card(t("quarantine"), {}, h("p", { class: "dim" }, t("quarantine.none")));
+function quarantine({ quarantine: rows = [], summary = {} }) {
+  if (!rows.length) return card(t("quarantine"), {}, h("p", { class: "dim" }, t("quarantine.none")));
   return card(
     t("quarantine"),
-    { note: t("quarantine.words", { n: count(found.length), all: count(summary.quarantined) }) },
+    { note: t("quarantine.words", { n: count(rows.length), all: count(summary.quarantined) }) },
     h(
       "ul",
       { class: "samples" },
-      found.map(
+      rows.map(
         (one, n) => h(
           "li",
           { key: n },

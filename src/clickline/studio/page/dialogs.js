@@ -1,13 +1,13 @@
 // Modal dialogs: Esc and the button cancel, the action runs inside the dialog, and its errors are shown there.
 
 import { token } from "./api.js";
-import { h, words as formatted } from "./dom.js";
+import { formatText, h } from "./dom.js";
 import { t } from "./words.js";
 
 /** fields: [{name, label, type?, hint?, long?}], all required. `act(values)` runs the action; its errors are shown. True when done. */
-export function ask({ title, words, fields, verb, danger, act }) {
+export function ask({ title, text, fields, verb, danger, act }) {
   const before = document.activeElement;
-  const wrong = h("p", { class: "dialog-error", role: "alert" });
+  const errorLine = h("p", { class: "dialog-error", role: "alert" });
   const inputs = fields.map((field) => {
     const shared = {
       id: `ask-${field.name}`,
@@ -19,43 +19,43 @@ export function ask({ title, words, fields, verb, danger, act }) {
     return field.long ? h("textarea", { ...shared, rows: "3" }) : h("input", { ...shared, type: field.type || "text", spellcheck: "false" });
   });
   return new Promise((resolve) => {
-    const yes = h("button", { type: "submit", class: danger ? "primary danger" : "primary" }, verb);
+    const submit = h("button", { type: "submit", class: danger ? "primary danger" : "primary" }, verb);
     const form = h(
       "form",
       { method: "dialog" },
       h("h2", { id: "ask-title" }, title),
-      words ? h("p", { id: "ask-words" }, formatted(words)) : null,
+      text ? h("p", { id: "ask-text" }, formatText(text)) : null,
       fields.map(
         (field, n) => h(
           "div",
           { class: "field" },
           h("label", { for: `ask-${field.name}` }, field.label),
           inputs[n],
-          field.hint ? h("p", { class: "hint", id: `hint-${field.name}` }, formatted(field.hint)) : null,
+          field.hint ? h("p", { class: "hint", id: `hint-${field.name}` }, formatText(field.hint)) : null,
         ),
       ),
-      wrong,
-      h("div", { class: "buttons" }, h("button", { type: "button", on: { click: () => dialog.close("") } }, t("cancel")), yes),
+      errorLine,
+      h("div", { class: "buttons" }, h("button", { type: "button", on: { click: () => dialog.close("") } }, t("cancel")), submit),
     );
-    const dialog = h("dialog", { "aria-labelledby": "ask-title", "aria-describedby": words ? "ask-words" : null }, form);
+    const dialog = h("dialog", { "aria-labelledby": "ask-title", "aria-describedby": text ? "ask-text" : null }, form);
     form.addEventListener("submit", async (event) => {
       event.preventDefault();
       const values = Object.fromEntries(inputs.map((input) => [input.name, input.value.trim()]));
       const empty = inputs.find((input) => !input.value.trim());
       if (empty) {
-        wrong.textContent = t("dialog.required");
+        errorLine.textContent = t("dialog.required");
         empty.focus();
         return;
       }
-      yes.disabled = true;
+      submit.disabled = true;
       try {
         await act(values);
         dialog.close("done");
       } catch (error) {
-        wrong.textContent = error.message || t("lost.title");
+        errorLine.textContent = error.message || t("lost.title");
         if (error.status === 401) inputs.find((input) => input.name === "token")?.select();
       } finally {
-        yes.disabled = false;
+        submit.disabled = false;
       }
     });
     dialog.addEventListener("close", () => {
@@ -75,7 +75,7 @@ export const tokenField = (hint) => ({ name: "token", label: t("token.label"), t
 export const askToken = (check) =>
   ask({
     title: t("token.title"),
-    words: t("token.words"),
+    text: t("token.words"),
     fields: [tokenField(t("token.hint"))],
     verb: t("token.verb"),
     act: async (values) => {

@@ -6,12 +6,12 @@ const PROPERTIES = new Set(["value", "checked", "disabled", "selected", "open", 
 const handlers = new WeakMap();
 
 /** An HTML element. Attributes: `on` {event: function}, `key` (which sibling it is), others as they are; null or false leaves one out. */
-export const h = (tag, attributes, ...children) => made(document.createElement(tag), attributes, children);
+export const h = (tag, attributes, ...children) => build(document.createElement(tag), attributes, children);
 
 /** An SVG element. */
-export const s = (tag, attributes, ...children) => made(document.createElementNS(SVG, tag), attributes, children);
+export const s = (tag, attributes, ...children) => build(document.createElementNS(SVG, tag), attributes, children);
 
-function made(node, attributes, children) {
+function build(node, attributes, children) {
   for (const [name, value] of Object.entries(attributes || {})) {
     if (name === "on") listen(node, value);
     else if (name === "key") node.key = String(value);
@@ -40,10 +40,10 @@ function listen(node, wanted) {
 }
 
 /** Text with `commands` in it, rendered as code. */
-export const words = (text) => String(text).split("`").map((part, n) => (n % 2 ? h("code", {}, part) : part));
+export const formatText = (text) => String(text).split("`").map((part, n) => (n % 2 ? h("code", {}, part) : part));
 
 /** Make the children of `parent` look like `children`, changing as little as possible. */
-export function show(parent, ...children) {
+export function render(parent, ...children) {
   const wanted = document.createDocumentFragment();
   append(wanted, children);
   morphChildren(parent, wanted);
@@ -59,13 +59,13 @@ export function morph(old, fresh) {
     if (old.data !== fresh.data) old.data = fresh.data;
     return old;
   }
-  const theirs = (name) => name === "open" && old.nodeName === "DETAILS"; // the user opens and closes these
-  for (const { name } of [...old.attributes]) if (!fresh.hasAttribute(name) && !theirs(name)) old.removeAttribute(name);
-  for (const { name, value } of fresh.attributes) if (old.getAttribute(name) !== value && !theirs(name)) old.setAttribute(name, value);
+  const userControlled = (name) => name === "open" && old.nodeName === "DETAILS"; // the user opens and closes these
+  for (const { name } of [...old.attributes]) if (!fresh.hasAttribute(name) && !userControlled(name)) old.removeAttribute(name);
+  for (const { name, value } of fresh.attributes) if (old.getAttribute(name) !== value && !userControlled(name)) old.setAttribute(name, value);
   if (handlers.has(old) || handlers.has(fresh)) listen(old, handlers.get(fresh) || {});
   morphChildren(old, fresh);
   for (const name of PROPERTIES) {
-    if (name in old && name in fresh && old[name] !== fresh[name] && !theirs(name)) {
+    if (name in old && name in fresh && old[name] !== fresh[name] && !userControlled(name)) {
       old[name] = fresh[name];
     }
   }

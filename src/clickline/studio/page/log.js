@@ -1,6 +1,6 @@
 // The log panel: the last lines of a stage.
 
-import { of, text } from "./api.js";
+import { homeUrl, text } from "./api.js";
 import { h } from "./dom.js";
 import { card, loading, notice, nothing } from "./parts.js";
 import { named, t } from "./words.js";
@@ -10,9 +10,9 @@ const LINES = 400;
 export const panel = {
   on: ["status"],
   async load({ home, rest }, signal) {
-    const said = await text(`${of(home)}/logs/${encodeURIComponent(rest[0] || "up")}?tail=${LINES}`, signal);
-    const lines = said.startsWith("{") ? JSON.parse(said).lines : said.split("\n");
-    return { said: lines.join("\n").trimEnd() };
+    const body = await text(`${homeUrl(home)}/logs/${encodeURIComponent(rest[0] || "up")}?tail=${LINES}`, signal);
+    const lines = body.startsWith("{") ? JSON.parse(body).lines : body.split("\n");
+    return { text: lines.join("\n").trimEnd() };
   },
   view({ data, error, rest, link, status, memory }) {
     const stages = ["up", ...Object.keys(status?.stages || {})];
@@ -30,10 +30,10 @@ export const panel = {
         stages.map((name) => h("a", { key: name, href: link("log", name), "aria-current": name === stage ? "true" : null }, named("stage", name))),
       ),
       error ? notice("bad", t("error.title"), error.message) : null,
-      !data ? (error ? null : loading()) : data.said ? card(
+      !data ? (error ? null : loading()) : data.text ? card(
         null,
         { class: "log-card" },
-        h("pre", { class: "log", tabindex: "0", on: { scroll: scrolled }, "aria-label": t("log.of", { stage: named("stage", stage) }) }, data.said),
+        h("pre", { class: "log", tabindex: "0", on: { scroll: scrolled }, "aria-label": t("log.of", { stage: named("stage", stage) }) }, data.text),
       ) : nothing(t("log.none")),
     ];
   },

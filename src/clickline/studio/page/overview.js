@@ -1,8 +1,8 @@
 // The overview panel: the state of the pipeline, its metrics, and what to do after a failure.
 
-import { get, of } from "./api.js";
+import { get, homeUrl } from "./api.js";
 import { lines, sparkline } from "./charts.js";
-import { h, words } from "./dom.js";
+import { formatText, h } from "./dom.js";
 import { count, duration, measure, milliseconds, moment, percent, secondsSince, short, size } from "./format.js";
 import { badge, card, copier, figure, figures, nothing, notice, pairs, progress, upCommand } from "./parts.js";
 import { named, t } from "./words.js";
@@ -14,17 +14,17 @@ export const panel = {
   on: ["runs", "versions"],
   reloads: ({ status }) => status?.state === "running" && status.stage === "train",
   async load({ home, data }, signal) {
-    const [runs, serving] = await Promise.all([get(`${of(home)}/runs`, signal), get(`${of(home)}/serving`, signal)]);
+    const [runs, serving] = await Promise.all([get(`${homeUrl(home)}/runs`, signal), get(`${homeUrl(home)}/serving`, signal)]);
     const newest = runs[0] ?? null;
-    const curve = newest ? await get(`${of(home)}/runs/${encodeURIComponent(newest.run)}/curve`, signal).catch(() => null) : null;
+    const curve = newest ? await get(`${homeUrl(home)}/runs/${encodeURIComponent(newest.run)}/curve`, signal).catch(() => null) : null;
     return { newest, curve: curve ?? data?.curve ?? null, serving };
   },
   view(page) {
     const { status } = page;
-    if (status.state === "never" && !status.cluster) return [troubles(page), empty(page)];
+    if (status.state === "never" && !status.cluster) return [notices(page), empty(page)];
     return [
-      h("div", { class: "headline" }, h("h1", {}, words(headline(status))), h("p", { class: "dim" }, subline(status))),
-      troubles(page),
+      h("div", { class: "headline" }, h("h1", {}, formatText(headline(status))), h("p", { class: "dim" }, subline(status))),
+      notices(page),
       keyFigures(page),
       h("div", { class: "columns" }, h("div", { class: "stack" }, stages(page), endpoint(page)), learning(page)),
     ];
@@ -72,16 +72,16 @@ function subline(status) {
   return status.ended ? t("ran", { time: moment(status.ended), age: duration(secondsSince(status.since, Date.parse(status.ended))) }) : since;
 }
 
-function troubles({ status, link, about }) {
-  const found = [];
+function notices({ status, link, about }) {
+  const shown = [];
   const gate = status.stages?.gate;
   const up = `clickline up${status.follow ? " --follow" : ""} -c ${about?.config ?? "clickline.yaml"}`;
   const log = (stage) => h("p", {}, h("a", { href: link("log", stage) }, t("log.of", { stage: named("stage", stage) })));
   if (gate?.state === "refused") {
-    const reasons = h("ul", {}, (gate.facts.reasons || []).map((reason) => h("li", {}, words(reason))));
-    found.push(notice("bad", t("refused.title"), reasons, t("refused.words")));
+    const reasons = h("ul", {}, (gate.facts.reasons || []).map((reason) => h("li", {}, formatText(reason))));
+    shown.push(notice("bad", t("refused.title"), reasons, t("refused.words")));
   } else if (status.error) {
-    found.push(
+    shown.push(
       notice(
         "bad",
         t("failed.title", { stage: status.stage ? named("stage", status.stage) : "up" }),
@@ -91,9 +91,9 @@ function troubles({ status, link, about }) {
       ),
     );
   } else if (status.state === "failed") {
-    found.push(notice("bad", t("failed.title", { stage: status.stage ? named("stage", status.stage) : "up" }), log(status.stage || "up")));
+    shown.push(notice("bad", t("failed.title", { stage: status.stage ? named("stage", status.stage) : "up" }), log(status.stage || "up")));
   }
-  if (status.state === "lost") found.push(
+  if (status.state === "lost") shown.push(
     notice(
       "bad",
       t("vanished.title"),
@@ -102,19 +102,19 @@ function troubles({ status, link, about }) {
       log(status.stage || "up"),
     ),
   );
-  if (status.state === "stopped") found.push(notice("info", t("stopped.title"), h("p", {}, t("again.words"), " ", h("code", {}, up))));
-  if (isUnready(status)) found.push(notice("bad", t("unready.title"), status.health, log("serve")));
+  if (status.state === "stopped") shown.push(notice("info", t("stopped.title"), h("p", {}, t("again.words"), " ", h("code", {}, up))));
+  if (isUnready(status)) shown.push(notice("bad", t("unready.title"), status.health, log("serve")));
   const follow = status.stages?.follow?.facts;
-  if (follow?.trouble) found.push(notice("warn", t("trouble.title", { what: follow.trouble.what }), follow.trouble.words));
-  if (follow?.late && status.state === "running") found.push(notice(
+  if (follow?.trouble) shown.push(notice("warn", t("trouble.title", { what: follow.trouble.what }), follow.trouble.words));
+  if (follow?.late && status.state === "running") shown.push(notice(
     "warn",
     t("late.title", { hour: follow.hour }),
     t("late.words", { time: moment(follow.waiting_since) }),
   ));
-  if (status.note) found.push(notice("warn", t("note.title"), status.note));
-  if (status.versions?.error) found.push(notice("warn", t("registry.title"), status.versions.error));
-  for (const warning of gate?.facts?.warnings || []) found.push(notice("warn", t("gate.warning"), warning));
-  return found;
+  if (status.note) shown.push(notice("warn", t("note.title"), status.note));
+  if (status.versions?.error) shown.push(notice("warn", t("registry.title"), status.versions.error));
+  for (const warning of gate?.facts?.warnings || []) shown.push(notice("warn", t("gate.warning"), warning));
+  return shown;
 }
 
 function keyFigures({ status, data }) {
@@ -169,7 +169,7 @@ function stages(page) {
       { class: "stages" },
       all.map(([name, stage]) => {
         const running = stage.state === "running" && status.state === "running";
-        const text = stageWords(name, stage, status);
+        const text = stageText(name, stage, status);
         return h(
           "li",
           { key: name, class: `stage ${stage.state}`, "aria-current": running && name === status.stage ? "step" : null },
@@ -182,9 +182,9 @@ function stages(page) {
               { class: "stage-line" },
               h("a", { class: "stage-name", href: link("log", name) }, named("stage", name)),
               h("span", { class: "unseen" }, named("state", stage.state)),
-              h("span", { class: "stage-words" }, words(text)),
+              h("span", { class: "stage-words" }, formatText(text)),
             ),
-            running && name === status.stage && status.work ? working(status.work, named("stage", name)) : null,
+            running && name === status.stage && status.work ? workProgress(status.work, named("stage", name)) : null,
           ),
           h("span", { class: "stage-time" }, stageTime(stage, status)),
         );
@@ -200,7 +200,7 @@ function stageTime(stage, status) {
   return seconds < 0.05 ? "" : duration(seconds < 10 && !stage.ended ? Math.floor(seconds * 10) / 10 : seconds);
 }
 
-function working(work, label) {
+function workProgress(work, label) {
   const parts = [work.title];
   if (work.rows) parts.push(t("work.rows", { rows: count(work.rows), speed: count(work.rows_per_second) }));
   if (work.bytes) parts.push(`${size(work.bytes)}, ${size(work.bytes_per_second)}/s`);
@@ -216,17 +216,17 @@ function working(work, label) {
 }
 
 /** The summary of a stage in its state; unknown facts of another release are shown unchanged. */
-function stageWords(name, stage, status) {
+function stageText(name, stage, status) {
   const facts = stage.facts || {};
   if (stage.state === "waiting") return "";
   if (facts.reason) return String(facts.reason).split("\n")[0];
   if (stage.state === "refused") return (facts.reasons || []).join(" ");
-  const text = WORDS[name]?.(facts, status) ?? "";
+  const text = STAGE_TEXTS[name]?.(facts, status) ?? "";
   if (stage.state === "skipped") return text ? t("skipped.words", { words: text }) : t("skipped");
   return text && stage.rows_per_second ? `${text}, ${t("speed", { n: count(stage.rows_per_second) })}` : text;
 }
 
-const WORDS = {
+const STAGE_TEXTS = {
   prepare: (facts) => ("train_rows" in facts ? t(
     "prepare.words",
     { train: count(facts.train_rows), eval: count(facts.eval_rows) },

@@ -1,7 +1,7 @@
 // Components shared by several panels.
 
 import { meter } from "./charts.js";
-import { h, words as formatted } from "./dom.js";
+import { formatText, h } from "./dom.js";
 import { ago, moment } from "./format.js";
 import { t } from "./words.js";
 
@@ -27,17 +27,17 @@ export const figure = (name, value, { note, tone, spark } = {}) =>
     h("dd", {}, h("span", { class: "figure-value" }, value), note ? h("span", { class: "figure-note" }, note) : null, spark || null),
   );
 
-export const figures = (...found) => h("dl", { class: "figures" }, found);
+export const figures = (...items) => h("dl", { class: "figures" }, items);
 
-export const badge = (words, tone = "") => h("span", { class: `badge ${tone}`.trim() }, words);
+export const badge = (text, tone = "") => h("span", { class: `badge ${tone}`.trim() }, text);
 
 /** An empty state: a heading, the reason, and the command that changes it. */
-export const nothing = (title, words, command, more) =>
+export const nothing = (title, text, command, more) =>
   h(
     "div",
     { class: "nothing" },
     h("p", { class: "nothing-title" }, title),
-    words ? h("p", {}, formatted(words)) : null,
+    text ? h("p", {}, formatText(text)) : null,
     command ? h("pre", { class: "command", tabindex: "0" }, command) : null,
     more || null,
   );
@@ -48,7 +48,7 @@ export const notice = (tone, title, ...children) =>
     "div",
     { class: `notice ${tone}`, key: `notice-${title}`, role: tone === "bad" ? "alert" : "note" },
     h("strong", {}, title),
-    children.filter(Boolean).map((child) => (typeof child === "string" ? h("p", { class: "said" }, formatted(child)) : child)),
+    children.filter(Boolean).map((child) => (typeof child === "string" ? h("p", { class: "message" }, formatText(child)) : child)),
   );
 
 /** The notice about a failed request. */
@@ -61,7 +61,7 @@ export const waiting = (error) => (error ? failure(error) : loading());
 export const upCommand = ({ about }) => `clickline up -c ${about?.config ?? "clickline.yaml"}`;
 
 /** Names and values below each other. */
-export const pairs = (found) => h("dl", { class: "pairs" }, found.map(([name, value]) => [h("dt", {}, name), h("dd", {}, value)]));
+export const pairs = (entries) => h("dl", { class: "pairs" }, entries.map(([name, value]) => [h("dt", {}, name), h("dd", {}, value)]));
 
 export const loading = () => h("p", { class: "loading dim" }, t("loading"));
 
@@ -127,7 +127,7 @@ export const choice = (label, options, chosen, choose) =>
   h(
     "div",
     { class: "choice", role: "radiogroup", "aria-label": label, on: { keydown: arrows } },
-    Object.entries(options).map(([value, words]) =>
+    Object.entries(options).map(([value, text]) =>
       h(
         "button",
         {
@@ -138,7 +138,7 @@ export const choice = (label, options, chosen, choose) =>
           tabindex: value === chosen ? "0" : "-1",
           on: { click: () => choose(value) },
         },
-        words,
+        text,
       ),
     ),
   );

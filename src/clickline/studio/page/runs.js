@@ -1,13 +1,13 @@
 // The runs panel: all training runs, their learning curves in one chart, and the details of one run.
 
-import { get, of, post, token } from "./api.js";
+import { get, homeUrl, post, token } from "./api.js";
 import { bars, lines } from "./charts.js";
-import { h, words as formatted } from "./dom.js";
+import { formatText, h } from "./dom.js";
 import { count, duration, measure, moment, percent, plain, short, signed } from "./format.js";
 import { badge, card, choice, failure, figure, figures, loading, nothing, notice, pairs, table, upCommand, waiting, when } from "./parts.js";
 import { named, t } from "./words.js";
 
-const MOST = 6; // curves that are still distinguishable
+const MAX_CURVES = 6; // curves that are still distinguishable
 const NEWEST = 3; // plotted by default
 const FIRST = 40;
 const TONES = { finished: "good", refused: "bad", training: "run", stopped: "warn" };
@@ -17,9 +17,9 @@ export const panel = {
   reloads: ({ status }) => status?.state === "running" && status.stage === "train",
   async load(page, signal) {
     const { home, rest, memory } = page;
-    const address = (run) => `${of(home)}/runs/${encodeURIComponent(run)}`;
+    const address = (run) => `${homeUrl(home)}/runs/${encodeURIComponent(run)}`;
     if (rest[0]) return { run: await get(address(rest[0]), signal) };
-    const runs = await get(`${of(home)}/runs`, signal);
+    const runs = await get(`${homeUrl(home)}/runs`, signal);
     if (!memory.picked) memory.chosen = new Set(runs.slice(0, NEWEST).map((one) => one.run)); // until the user selects others
     const curves = {};
     await Promise.all(
@@ -41,16 +41,16 @@ export const panel = {
       h("h1", {}, t("panel.runs")),
       nothing(t("runs.none"), t("runs.none.words"), upCommand(page)),
     ];
-    return [h("h1", {}, t("panel.runs")), problem, overlaid(page), list(page)];
+    return [h("h1", {}, t("panel.runs")), problem, curvesCard(page), list(page)];
   },
 };
 
-function overlaid(page) {
+function curvesCard(page) {
   const { memory, data } = page;
   const metric = memory.metric || "auc";
   const axis = memory.axis || "rows";
-  const drawn = data.runs.filter((one) => memory.chosen.has(one.run));
-  const series = drawn.map((one) => {
+  const plotted = data.runs.filter((one) => memory.chosen.has(one.run));
+  const series = plotted.map((one) => {
     const curve = memory.curves?.[one.run] || {};
     return {
       name: one.run,
@@ -60,7 +60,7 @@ function overlaid(page) {
   });
   const best = series.filter((one) => one.points.length).map((one) => [one.points.at(-1)[1], one.name]).sort((a, b) => (metric === "loss" ? a[0] - b[0] : b[0] - a[0]))[0];
   const write = metric === "rows_per_second" ? short : (value) => value.toFixed(4);
-  const keep = (key) => (value) => {
+  const choose = (key) => (value) => {
     memory[key] = value;
     page.draw();
   };
@@ -68,8 +68,8 @@ function overlaid(page) {
     t("runs.curves"),
     {
       side: [
-        choice(t("runs.metric"), { auc: t("auc"), loss: t("loss"), rows_per_second: t("speed.short") }, metric, keep("metric")),
-        choice(t("runs.axis"), { rows: t("axis.rows"), seconds: t("axis.seconds") }, axis, keep("axis")),
+        choice(t("runs.metric"), { auc: t("auc"), loss: t("loss"), rows_per_second: t("speed.short") }, metric, choose("metric")),
+        choice(t("runs.axis"), { rows: t("axis.rows"), seconds: t("axis.seconds") }, axis, choose("axis")),
       ],
     },
     series.some((one) => one.points.length)
@@ -102,7 +102,7 @@ function toneOf(memory, run) {
 
 function list(page) {
   const { memory, data, link } = page;
-  const full = memory.chosen.size >= MOST;
+  const full = memory.chosen.size >= MAX_CURVES;
   const shown = memory.all ? data.runs : data.runs.slice(0, FIRST);
   const toggle = (run) => {
     memory.picked = true;
@@ -140,7 +140,7 @@ function list(page) {
   ];
   return card(
     t("runs.list"),
-    { note: t("runs.pick", { n: memory.chosen.size, most: MOST }) },
+    { note: t("runs.pick", { n: memory.chosen.size, most: MAX_CURVES }) },
     table(t("runs.list"), columns, shown, { key: (one) => one.run }),
     shown.length < data.runs.length ? h(
       "button",
@@ -151,15 +151,15 @@ function list(page) {
 }
 
 /** The full report of a run in a new tab. A link cannot send the token, so it gets a ticket if reading needs one. */
-function reportLink({ home }, run, words) {
-  const address = `${of(home)}/runs/${encodeURIComponent(run)}/report.html`;
+function reportLink({ home }, run, label) {
+  const address = `${homeUrl(home)}/runs/${encodeURIComponent(run)}/report.html`;
   const open = async (event) => {
     if (!token()) return;
     event.preventDefault();
-    const ticket = await post("api/ticket", {}).then((made) => `?ticket=${encodeURIComponent(made.ticket)}`, () => "");
+    const ticket = await post("api/ticket", {}).then((response) => `?ticket=${encodeURIComponent(response.ticket)}`, () => "");
     window.open(address + ticket, "_blank", "noopener");
   };
-  return h("a", { href: address, target: "_blank", rel: "noopener", "aria-label": `${words}: ${run}`, on: { click: open } }, words);
+  return h("a", { href: address, target: "_blank", rel: "noopener", "aria-label": `${label}: ${run}`, on: { click: open } }, label);
 }
 
 function detail(page) {
@@ -173,58 +173,58 @@ function detail(page) {
   );
   if (!data) return [head, waiting(error)];
   const report = data.run;
-  const found = report.evaluation || {};
+  const metrics = report.evaluation || {};
   return [
     head,
     verdict(report),
     figures(
       figure(
         t("auc"),
-        measure(found.auc),
-        { note: found.auc_interval ? `${measure(found.auc_interval[0])} – ${measure(found.auc_interval[1])}` : null },
+        measure(metrics.auc),
+        { note: metrics.auc_interval ? `${measure(metrics.auc_interval[0])} – ${measure(metrics.auc_interval[1])}` : null },
       ),
-      figure(t("logloss"), measure(found.logloss)),
-      figure(t("calibration"), measure(found.calibration)),
-      figure(t("rows.measured"), count(found.rows)),
-      figure(t("base.rate"), percent(found.base_rate, 2)),
+      figure(t("logloss"), measure(metrics.logloss)),
+      figure(t("calibration"), measure(metrics.calibration)),
+      figure(t("rows.measured"), count(metrics.rows)),
+      figure(t("base.rate"), percent(metrics.base_rate, 2)),
     ),
     report.has_report === false ? null : h("p", {}, reportLink(page, run, t("report.whole"))),
     h("div", { class: "grid" }, learningCards(report), calibrationCard(report), rocCard(report)),
     h("div", { class: "columns even" }, importanceCard(report), driftCard(report)),
     lineageCard(report, page),
-    (report.notes || []).length ? card(t("notes"), {}, h("ul", {}, report.notes.map((note) => h("li", {}, formatted(note))))) : null,
+    (report.notes || []).length ? card(t("notes"), {}, h("ul", {}, report.notes.map((note) => h("li", {}, formatText(note))))) : null,
   ];
 }
 
 function verdict({ gate }) {
   if (!gate) return null;
   if (gate.passed) return (gate.warnings || []).map((warning) => notice("warn", t("gate.warning"), warning));
-  return notice("bad", t("refused.title"), h("ul", {}, (gate.reasons || []).map((reason) => h("li", {}, formatted(reason)))));
+  return notice("bad", t("refused.title"), h("ul", {}, (gate.reasons || []).map((reason) => h("li", {}, formatText(reason)))));
 }
 
 function learningCards({ learning }) {
   if (!learning?.rows?.length) return null;
   const points = (key) => learning.rows.map((rows, n) => [rows, learning[key]?.[n]]).filter(([, value]) => Number.isFinite(value));
-  const drawn = (key, tone) => {
-    const found = points(key);
+  const chart = (key, tone) => {
+    const values = points(key);
     const write = key === "rows_per_second" ? short : (value) => value.toFixed(3);
     const title = t(key === "rows_per_second" ? "speed.short" : key);
-    return found.length ? card(
+    return values.length ? card(
       null,
       { key: `learning-${key}` },
       lines(
         `run-${key}`,
         {
           title,
-          summary: t("last.value", { value: key === "rows_per_second" ? short(found.at(-1)[1]) : measure(found.at(-1)[1]) }),
-          series: [{ name: title, points: found, tone }],
+          summary: t("last.value", { value: key === "rows_per_second" ? short(values.at(-1)[1]) : measure(values.at(-1)[1]) }),
+          series: [{ name: title, points: values, tone }],
           x: { label: t("axis.rows"), write: short },
           y: { write, zero: key === "rows_per_second" },
         },
       ),
     ) : null;
   };
-  return [drawn("auc", "s1"), drawn("loss", "s2"), drawn("rows_per_second", "s3")];
+  return [chart("auc", "s1"), chart("loss", "s2"), chart("rows_per_second", "s3")];
 }
 
 function calibrationCard({ curves, evaluation }) {
@@ -276,9 +276,9 @@ function rocCard({ curves, evaluation }) {
 }
 
 function importanceCard({ importance, importance_rows: rows }) {
-  const found = (Array.isArray(importance) ? importance : []).map((one) => ({ name: one.name, value: one.lost })).filter((one) => one.name && Number.isFinite(one.value));
-  if (!found.length) return null;
-  const top = found.sort((a, b) => b.value - a.value).slice(0, 12).map((one) => ({ ...one, text: signed(one.value) }));
+  const fields = (Array.isArray(importance) ? importance : []).map((one) => ({ name: one.name, value: one.lost })).filter((one) => one.name && Number.isFinite(one.value));
+  if (!fields.length) return null;
+  const top = fields.sort((a, b) => b.value - a.value).slice(0, 12).map((one) => ({ ...one, text: signed(one.value) }));
   return card(
     null,
     { key: "importance" },
@@ -290,8 +290,8 @@ function importanceCard({ importance, importance_rows: rows }) {
 }
 
 function driftCard({ drift }) {
-  const found = (drift?.fields || []).filter((one) => Number.isFinite(one.psi)).sort((a, b) => b.psi - a.psi).slice(0, 12);
-  if (!found.length) return null;
+  const fields = (drift?.fields || []).filter((one) => Number.isFinite(one.psi)).sort((a, b) => b.psi - a.psi).slice(0, 12);
+  if (!fields.length) return null;
   return card(
     null,
     { key: "drift" },
@@ -300,10 +300,10 @@ function driftCard({ drift }) {
       {
         title: t("drift"),
         summary: t("drift.words"),
-        items: found.map(
+        items: fields.map(
           (one) => ({ name: one.name, value: one.psi, text: one.psi.toFixed(3), tone: one.psi > 0.25 ? "bad" : one.psi > 0.1 ? "warn" : "s1" }),
         ),
-        max: Math.max(0.25, found[0].psi),
+        max: Math.max(0.25, fields[0].psi),
         head: [t("field"), "PSI"],
       },
     ),

@@ -1,6 +1,6 @@
 // The serving panel: requests, latency, errors and missing ids of the endpoint.
 
-import { get, of } from "./api.js";
+import { get, homeUrl } from "./api.js";
 import { bars, lines } from "./charts.js";
 import { h } from "./dom.js";
 import { ago, clock, count, milliseconds, percent, short } from "./format.js";
@@ -12,7 +12,7 @@ const SLOTS = 30;
 export const panel = {
   on: ["versions"],
   reloads: () => Math.floor(Date.now() / 1000) % 3 === 0, // totals; the points come as events
-  load: async ({ home }, signal) => ({ serving: await get(`${of(home)}/serving`, signal) }),
+  load: async ({ home }, signal) => ({ serving: await get(`${homeUrl(home)}/serving`, signal) }),
   view(page) {
     const { data, error, link, status } = page;
     const head = h("h1", {}, t("panel.serving"));
@@ -71,22 +71,22 @@ function history(serving) {
   const x = { write: (value) => clock(value).slice(0, 8), places: places(points) };
   const last = points.at(-1) || {};
   const slow = points.findLast((one) => Number.isFinite(one.p99_ms)) || {};
-  const drawn = (id, title, summary, series, write) => card(
+  const chart = (id, title, summary, series, write) => card(
     null,
     { key: id },
     lines(`serving-${id}`, { title, summary, series, x: { ...x, label: t("axis.utc") }, y: { write, zero: true } }),
   );
   if (points.length < 2) return card(null, {}, h("p", { class: "dim" }, serving.alive ? t("serving.waiting") : t("serving.nothing")));
   return [
-    drawn("qps", t("qps"), t("last.value", { value: short(last.qps) }), [{ name: t("qps"), points: valuesOf("qps") }], short),
-    drawn(
+    chart("qps", t("qps"), t("last.value", { value: short(last.qps) }), [{ name: t("qps"), points: valuesOf("qps") }], short),
+    chart(
       "latency",
       t("latency"),
       t("serving.latency", { p50: milliseconds(slow.p50_ms), p99: milliseconds(slow.p99_ms) }),
       [{ name: "p50", points: valuesOf("p50_ms") }, { name: "p99", points: valuesOf("p99_ms"), tone: "s2" }],
       (value) => `${short(value)} ms`,
     ),
-    drawn(
+    chart(
       "errors",
       t("errors.second"),
       t("last.value", { value: short(last.errors_per_second) }),
@@ -131,8 +131,8 @@ function misses({ slots = [] }) {
   );
 }
 
-function split(title, id, found) {
-  const pairs = Object.entries(found || {});
+function split(title, id, counts) {
+  const pairs = Object.entries(counts || {});
   if (!pairs.length) return null;
   const total = pairs.reduce((sum, [, value]) => sum + value, 0) || 1;
   return card(

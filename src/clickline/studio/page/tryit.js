@@ -1,20 +1,20 @@
 // The playground: rows from a form, scored by the live version, with an explanation and the previous version's score.
 
-import { get, of, post } from "./api.js";
+import { get, homeUrl, post } from "./api.js";
 import { bars } from "./charts.js";
 import { h } from "./dom.js";
 import { count, milliseconds, percent, signed } from "./format.js";
 import { badge, card, loading, nothing, notice, table, upCommand } from "./parts.js";
 import { named, t } from "./words.js";
 
-const MOST = 50;
+const MAX_ROWS = 50;
 const CONTRIBUTIONS = 15;
 const ORDER = new Intl.Collator("en", { numeric: true }); // I2 before I10
 
 export const panel = {
   on: ["versions"],
   async load(page, signal) {
-    const form = await get(`${of(page.home)}/form`, signal);
+    const form = await get(`${homeUrl(page.home)}/form`, signal);
     const { memory } = page;
     if (!memory.rows && form.fields.length) {
       memory.rows = [{ ...(form.examples?.[0] ?? examples(form)) }];
@@ -22,7 +22,7 @@ export const panel = {
     }
     if (form.fields.length && memory.version !== form.version) {
       memory.version = form.version;
-      answer(page);
+      scheduleScoring(page);
     }
     return form;
   },
@@ -42,10 +42,10 @@ export const panel = {
         h(
           "div",
           { class: "stack answer", "aria-live": "polite" },
-          memory.trouble ? notice("bad", t("try.failed"), memory.trouble) : null,
+          memory.error ? notice("bad", t("try.failed"), memory.error) : null,
           result(page),
           candidates(page),
-          why(page),
+          explanation(page),
         ),
       ),
     ];
@@ -59,35 +59,35 @@ const examples = (form) => Object.fromEntries(
 /** The rows as sent to the server: empty fields are omitted, numeric fields are numbers. */
 function cleaned(form, row) {
   const dense = new Set(form.fields.filter((one) => one.kind === "dense").map((one) => one.column));
-  const found = {};
+  const values = {};
   for (const [column, value] of Object.entries(row)) {
     const text = typeof value === "string" ? value.trim() : value;
     if (text === "" || text === null || text === undefined) continue;
-    found[column] = typeof text === "string" && dense.has(column) && Number.isFinite(Number(text)) ? Number(text) : text;
+    values[column] = typeof text === "string" && dense.has(column) && Number.isFinite(Number(text)) ? Number(text) : text;
   }
-  return found;
+  return values;
 }
 
 /** Score again; Enter after an edit fires both change and submit, but sends one request. */
-function answer(page) {
+function scheduleScoring(page) {
   clearTimeout(page.memory.soon);
-  page.memory.soon = setTimeout(() => ask(page));
+  page.memory.soon = setTimeout(() => score(page));
 }
 
-async function ask(page) {
+async function score(page) {
   const { home, memory } = page;
-  memory.asked?.abort();
-  const mine = (memory.asked = new AbortController());
+  memory.request?.abort();
+  const request = (memory.request = new AbortController());
   memory.busy = true;
   page.draw();
   try {
-    const form = page.data ?? (await get(`${of(home)}/form`, mine.signal));
-    memory.answer = await post(`${of(home)}/try`, { rows: memory.rows.map((row) => cleaned(form, row)), explain: true }, mine.signal);
-    memory.answered = memory.rows.map((row) => ({ ...row }));
-    memory.trouble = null;
+    const form = page.data ?? (await get(`${homeUrl(home)}/form`, request.signal));
+    memory.response = await post(`${homeUrl(home)}/try`, { rows: memory.rows.map((row) => cleaned(form, row)), explain: true }, request.signal);
+    memory.scoredRows = memory.rows.map((row) => ({ ...row }));
+    memory.error = null;
   } catch (error) {
     if (error.name === "AbortError") return;
-    memory.trouble = error.message || t("lost.title");
+    memory.error = error.message || t("lost.title");
   }
   memory.busy = false;
   page.draw();
@@ -98,15 +98,15 @@ async function ask(page) {
 function form(page) {
   const { data, memory } = page;
   const row = memory.rows[memory.chosen];
-  const wanted = (memory.search || "").trim().toLowerCase();
-  const shown = [...data.fields].sort((a, b) => ORDER.compare(a.column, b.column)).filter((one) => !wanted || one.name.toLowerCase().includes(wanted) || one.column.toLowerCase().includes(wanted));
+  const query = (memory.search || "").trim().toLowerCase();
+  const shown = [...data.fields].sort((a, b) => ORDER.compare(a.column, b.column)).filter((one) => !query || one.name.toLowerCase().includes(query) || one.column.toLowerCase().includes(query));
   const kinds = { dense: t("try.numbers"), slot: t("try.categories") };
   const fill = (event) => {
     const place = event.target.value;
     event.target.value = "";
     if (place === "") return;
     memory.rows[memory.chosen] = place === "empty" ? {} : { ...data.examples[Number(place)] };
-    answer(page);
+    scheduleScoring(page);
   };
   return card(
     memory.rows.length > 1 ? t("try.candidate", { n: memory.chosen + 1 }) : t("try.row"),
@@ -138,7 +138,7 @@ function form(page) {
         on: {
           submit: (event) => {
             event.preventDefault();
-            answer(page);
+            scheduleScoring(page);
           },
         },
       },
@@ -156,7 +156,7 @@ function form(page) {
         "div",
         { class: "buttons" },
         h("button", { type: "submit", class: "primary" }, t("try.ask")),
-        h("button", { type: "button", disabled: memory.rows.length >= MOST, on: { click: () => add(page) } }, t("try.add")),
+        h("button", { type: "button", disabled: memory.rows.length >= MAX_ROWS, on: { click: () => add(page) } }, t("try.add")),
         h("span", { class: "dim" }, t("try.enter")),
       ),
     ),
@@ -167,7 +167,7 @@ function input(page, field, row) {
   const { memory } = page;
   const id = `field-${field.column}`;
   const top = field.top || [];
-  const before = memory.answered?.[memory.chosen]?.[field.column] ?? "";
+  const before = memory.scoredRows?.[memory.chosen]?.[field.column] ?? "";
   const value = row[field.column] ?? "";
   return h(
     "div",
@@ -191,7 +191,7 @@ function input(page, field, row) {
           row[field.column] = event.target.value;
           page.draw();
         },
-        change: () => answer(page),
+        change: () => scheduleScoring(page),
       },
     }),
     top.length ? h("datalist", { id: `top-${field.column}` }, top.map((one) => h("option", { value: String(one), key: one }))) : null,
@@ -202,45 +202,45 @@ function add(page) {
   const { memory } = page;
   memory.rows.push({ ...memory.rows[memory.chosen] });
   memory.chosen = memory.rows.length - 1;
-  answer(page);
+  scheduleScoring(page);
 }
 
 function remove(page, place) {
   const { memory } = page;
   memory.rows.splice(place, 1);
   memory.chosen = Math.max(0, Math.min(memory.chosen, memory.rows.length - 1));
-  answer(page);
+  scheduleScoring(page);
 }
 
 // ── the scores ─────────────────────────────────────────────────────────────────────────────────
 
 function result({ memory }) {
-  const said = memory.answer?.rows[memory.chosen];
-  if (!said) return memory.trouble ? null : card(null, { class: "result" }, loading());
-  const { previous } = said;
-  const change = previous ? said.probability - previous.probability : null;
+  const scored = memory.response?.rows[memory.chosen];
+  if (!scored) return memory.error ? null : card(null, { class: "result" }, loading());
+  const { previous } = scored;
+  const change = previous ? scored.probability - previous.probability : null;
   return card(
     null,
     { class: `result${memory.busy ? " busy" : ""}` },
-    h("p", { class: "result-name" }, t("try.probability", { version: memory.answer.version })),
-    h("p", { class: "probability" }, percent(said.probability, 2)),
+    h("p", { class: "result-name" }, t("try.probability", { version: memory.response.version })),
+    h("p", { class: "probability" }, percent(scored.probability, 2)),
     h(
       "p",
       { class: "dim" },
       previous ? t(
         "try.previous",
         { version: previous.version, value: percent(previous.probability, 2), change: signed(100 * change, (value) => value.toFixed(2)) },
-      ) : memory.answer.note || t("try.noprevious"),
+      ) : memory.response.note || t("try.noprevious"),
       " · ",
-      milliseconds(memory.answer.latency_ms),
+      milliseconds(memory.response.latency_ms),
     ),
   );
 }
 
 function candidates(page) {
   const { memory } = page;
-  const { answer: said, rows } = memory;
-  if (rows.length < 2 || !said || said.rows.length !== rows.length) return null;
+  const { response: scored, rows } = memory;
+  if (rows.length < 2 || !scored || scored.rows.length !== rows.length) return null;
   const shared = Object.keys({ ...Object.assign({}, ...rows) }).filter((column) => new Set(rows.map((row) => String(row[column] ?? ""))).size > 1);
   const columns = [
     { name: t("try.rank"), number: true, cell: ([, rank]) => String(rank) },
@@ -257,8 +257,8 @@ function candidates(page) {
         t("try.candidate", { n: place + 1 }),
       ),
     },
-    { name: t("try.p"), number: true, cell: ([place]) => percent(said.rows[place].probability, 2) },
-    { name: t("try.before"), number: true, cell: ([place]) => (said.rows[place].previous ? percent(said.rows[place].previous.probability, 2) : "–") },
+    { name: t("try.p"), number: true, cell: ([place]) => percent(scored.rows[place].probability, 2) },
+    { name: t("try.before"), number: true, cell: ([place]) => (scored.rows[place].previous ? percent(scored.rows[place].previous.probability, 2) : "–") },
     {
       name: t("try.differs"),
       class: "differs",
@@ -279,17 +279,17 @@ function candidates(page) {
     table(
       t("try.ranking"),
       columns,
-      said.ranking.map((place, n) => [place, n + 1]),
+      scored.ranking.map((place, n) => [place, n + 1]),
       { key: ([place]) => place, rowClass: ([place]) => (place === memory.chosen ? "live" : null) },
     ),
   );
 }
 
-function why({ memory, draw }) {
-  const said = memory.answer?.rows[memory.chosen];
-  if (!said?.contributions?.length) return null;
-  const row = memory.answered?.[memory.chosen] || {};
-  const shown = memory.all ? said.contributions : said.contributions.slice(0, CONTRIBUTIONS);
+function explanation({ memory, draw }) {
+  const scored = memory.response?.rows[memory.chosen];
+  if (!scored?.contributions?.length) return null;
+  const row = memory.scoredRows?.[memory.chosen] || {};
+  const shown = memory.all ? scored.contributions : scored.contributions.slice(0, CONTRIBUTIONS);
   const items = shown.map(
     (one) => ({
       name: one.column,
@@ -298,7 +298,7 @@ function why({ memory, draw }) {
       text: `${signed(100 * one.change, (value) => value.toFixed(2))}`,
     }),
   );
-  const top = said.contributions[0];
+  const top = scored.contributions[0];
   return card(
     null,
     {},
@@ -313,10 +313,10 @@ function why({ memory, draw }) {
       },
     ),
     h("p", { class: "dim" }, t("why.words")),
-    shown.length < said.contributions.length ? h(
+    shown.length < scored.contributions.length ? h(
       "button",
       { type: "button", on: { click: () => ((memory.all = true), draw()) } },
-      t("show.all", { n: count(said.contributions.length) }),
+      t("show.all", { n: count(scored.contributions.length) }),
     ) : null,
   );
 }

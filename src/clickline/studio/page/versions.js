@@ -1,6 +1,6 @@
 // The versions panel: versions over time, their diff, the live one; roll back, promote, pin.
 
-import { get, of, post, token } from "./api.js";
+import { get, homeUrl, post, token } from "./api.js";
 import { timeline } from "./charts.js";
 import { ask, tokenField } from "./dialogs.js";
 import { h } from "./dom.js";
@@ -15,16 +15,16 @@ const STATES = { current: "good", pinned: "warn", previous: "", damaged: "bad" }
 export const panel = {
   on: ["versions"],
   async load({ home, memory }, signal) {
-    const found = await get(`${of(home)}/versions`, signal);
-    const [a, b] = memory.pair || [found.previous, found.current];
+    const versions = await get(`${homeUrl(home)}/versions`, signal);
+    const [a, b] = memory.pair || [versions.previous, versions.current];
     if (a && b && a !== b) {
       memory.pair = [a, b];
-      memory.diff = await get(`${of(home)}/versions/diff?a=${a}&b=${b}`, signal).catch((error) => {
+      memory.diff = await get(`${homeUrl(home)}/versions/diff?a=${a}&b=${b}`, signal).catch((error) => {
         if (error.name === "AbortError") throw error;
         return { error: error.message };
       });
     } else memory.diff = null;
-    return found;
+    return versions;
   },
   view(page) {
     const { data, error } = page;
@@ -110,13 +110,13 @@ function compare(page, version) {
   memory.pair = [version, data.current];
   page.reload();
   document.getElementById("diff")?.scrollIntoView({ block: "nearest" });
-  page.say(t("diff.title", { a: version, b: data.current }));
+  page.announce(t("diff.title", { a: version, b: data.current }));
 }
 
 function list(page) {
   const { data, memory } = page;
-  const wanted = (memory.search || "").trim().toLowerCase();
-  const matching = wanted ? data.list.filter((one) => `${one.version} ${one.table} ${(one.state || []).join(" ")} ${one.created}`.toLowerCase().includes(wanted)) : data.list;
+  const query = (memory.search || "").trim().toLowerCase();
+  const matching = query ? data.list.filter((one) => `${one.version} ${one.table} ${(one.state || []).join(" ")} ${one.created}`.toLowerCase().includes(query)) : data.list;
   const shown = memory.all ? matching : matching.slice(0, FIRST);
   const columns = [
     { name: t("version"), number: true, cell: (one) => String(one.version) },
@@ -226,9 +226,9 @@ function diff(page) {
   );
 }
 
-function differences(found, a, b) {
+function differences(changes, a, b) {
   const parts = ["measures", "contents", "features", "config"].map((part) => {
-    const pairs = Object.entries(found[part] || {});
+    const pairs = Object.entries(changes[part] || {});
     return h(
       "details",
       { key: part, open: part === "measures" || part === "contents" },
@@ -257,14 +257,14 @@ function differences(found, a, b) {
 }
 
 function moves({ data }) {
-  const found = (data.moves || []).slice(0, 12);
+  const recent = (data.moves || []).slice(0, 12);
   return card(
     t("moves"),
     {},
     h(
       "ol",
       { class: "moves" },
-      found.map(
+      recent.map(
         (one) => h(
           "li",
           { key: one.sequence },
@@ -289,7 +289,7 @@ async function act(page, verb, version) {
   if (!token()) fields.push(tokenField(file ? t("token.file", { file }) : t("token.where")));
   const done = await ask({
     title: t(`${verb}.title`, { version }),
-    words: t(`${verb}.words`, { version, current: page.data.current }),
+    text: t(`${verb}.words`, { version, current: page.data.current }),
     fields,
     verb: t(`${verb}.verb`, { version }),
     danger: verb === "rollback",
@@ -297,7 +297,7 @@ async function act(page, verb, version) {
       const before = token();
       if (values.token) token(values.token);
       try {
-        await post(`${of(home)}/actions/${verb}`, verb === "unpin" ? { reason: values.reason } : { reason: values.reason, version });
+        await post(`${homeUrl(home)}/actions/${verb}`, verb === "unpin" ? { reason: values.reason } : { reason: values.reason, version });
       } catch (error) {
         if (error.status === 401 || error.status === 403) {
           token(values.token ? before : null);
@@ -308,7 +308,7 @@ async function act(page, verb, version) {
     },
   });
   if (done) {
-    page.say(t(`${verb}.done`, { version }));
+    page.announce(t(`${verb}.done`, { version }));
     page.reload();
   }
 }
