@@ -16,6 +16,7 @@ from clickline.cli.import_ import import_
 from clickline.cli.init import init
 from clickline.cli.logs import logs
 from clickline.cli.lookup import lookup
+from clickline.cli.options import CommandGroup
 from clickline.cli.plan import plan
 from clickline.cli.predict import predict
 from clickline.cli.prepare import prepare
@@ -30,7 +31,7 @@ from clickline.cli.train import train
 from clickline.cli.up import up
 from clickline.cli.versions import versions
 
-app = typer.Typer(
+app = CommandGroup(
     name="clickline",
     help="Click logs in, a click-through-rate service out.",
     add_completion=False,
@@ -78,7 +79,5 @@ app.command()(publish)
 app.command()(serve)
 app.command()(lookup)
 app.command()(predict)
-app.add_typer(versions, name="versions")
-app.add_typer(cache, name="cache")
-app.add_typer(deploy, name="deploy")
-app.add_typer(import_, name="import")
+for name, group in {"versions": versions, "cache": cache, "deploy": deploy, "import": import_}.items():
+    app.add_typer(group, name=name)

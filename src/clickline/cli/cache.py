@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from clickline.cli.console import emit, note, show_progress, table
-from clickline.cli.options import ConfigFile, Json, Overrides, Quiet
+from clickline.cli.console import emit, note, table
+from clickline.cli.options import CommandGroup, JsonOptions, ProgressOptions
 from clickline.progress import Progress, human_size
 
 if TYPE_CHECKING:
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from clickline.storage.file_cache import FileCache
     from clickline.storage.storage import Storage
 
-cache = typer.Typer(help="Show, prefetch or clear the local copies of remote logs.", no_args_is_help=False)
+cache = CommandGroup(help="Show, prefetch or clear the local copies of remote logs.", no_args_is_help=False)
 
 Which = Annotated[
     Literal["train", "eval"] | None,
@@ -26,17 +26,12 @@ Which = Annotated[
 
 
 @cache.command()
-def status(
-    which: Which = None,
-    config_file: ConfigFile = Path("clickline.yaml"),
-    overrides: Overrides = None,
-    as_json: Json = False,
-) -> None:
+def status(options: JsonOptions, which: Which = None) -> None:
     """Show how much of the logs is cached."""
     from clickline.data.prepare.run import find_split
     from clickline.errors import HourNotReady
 
-    config, storage, files = _open(config_file, overrides)
+    config, storage, files = _open(options)
     rows: list[dict[str, object]] = []
     for name in _splits(config, which):
         try:
@@ -55,7 +50,7 @@ def status(
                 "phase": cached.phase,
             }
         )
-    if as_json:
+    if options.as_json:
         emit(rows)
         return
     sizes = ("total_bytes", "cached_bytes", "available_bytes")
@@ -74,31 +69,20 @@ def status(
 
 
 @cache.command()
-def prefetch(
-    which: Which = None,
-    config_file: ConfigFile = Path("clickline.yaml"),
-    overrides: Overrides = None,
-    as_json: Json = False,
-    quiet: Quiet = False,
-) -> None:
+def prefetch(options: ProgressOptions, which: Which = None) -> None:
     """Download the logs that are not cached yet."""
-    with show_progress(as_json=as_json, quiet=quiet) as progress:
-        config, storage, files = _open(config_file, overrides)
+    with options.progress() as progress:
+        config, storage, files = _open(options)
         files.prefetch(_files(config, storage, which, progress), progress)
-    status(which, config_file, overrides, as_json)
+    status(options, which)
 
 
 @cache.command()
-def clear(
-    which: Which = None,
-    config_file: ConfigFile = Path("clickline.yaml"),
-    overrides: Overrides = None,
-    as_json: Json = False,
-) -> None:
+def clear(options: JsonOptions, which: Which = None) -> None:
     """Remove the local copies of the logs; copies in use by a running process stay."""
-    config, storage, files = _open(config_file, overrides)
+    config, storage, files = _open(options)
     cleared = files.clear(_files(config, storage, which, Progress()))
-    if as_json:
+    if options.as_json:
         emit({"files": cleared.files, "bytes": cleared.size, "in_use": cleared.in_use})
         return
     kept = f"; kept {cleared.in_use} in use" if cleared.in_use else ""

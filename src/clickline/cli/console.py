@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from clickline.errors import ClicklineError
+from clickline.errors import ClicklineError, ConfigError, Mistake
 from clickline.pipeline.run_state import RunState
 from clickline.pipeline.status_text import duration, stage_seconds, stage_summary
 from clickline.progress import (
@@ -102,6 +102,21 @@ def work_summary(work: Mapping[str, Any]) -> str:
         f": {format_figures(work)}{share}{left}" if work["rows"] or work["bytes"] or work["note"] else ""
     )
     return printable(f"{work['title']}{figures}")
+
+
+def number(value: float | None, digits: int = 4) -> str:
+    """A metric, or a dash if it was not measured."""
+    return "-" if value is None else f"{value:.{digits}f}"
+
+
+def interval(bounds: Sequence[float] | None) -> str:
+    """The confidence interval of a metric, after its value."""
+    return "" if bounds is None else f" (95 %: {bounds[0]:.4f} to {bounds[1]:.4f})"
+
+
+def wrong_argument(name: str, problem: str, remedy: str) -> ConfigError:
+    """The error for a mistake in the command line."""
+    return ConfigError([Mistake("", 0, name, problem, remedy)])
 
 
 @contextmanager

@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, TypedDict
 
 import typer
 
-from clickline.cli.console import emit, note, requires_extra, say, show_progress, table
+from clickline.cli.console import emit, note, requires_extra, say, show_progress, table, wrong_argument
 from clickline.cli.exit_codes import ExitCode, Undecided, exit_code
-from clickline.cli.options import ConfigFile, Json, Overrides, Quiet
-from clickline.errors import ClicklineError, ConfigError, Mistake, StorageError
+from clickline.cli.options import CommandGroup, ConfigOptions, JsonOptions, ProgressOptions
+from clickline.errors import ClicklineError, StorageError
 from clickline.progress import Progress, human_size, pluralize
 
 if TYPE_CHECKING:
@@ -28,24 +28,9 @@ if TYPE_CHECKING:
     from clickline.deploy.render import Rendered
     from clickline.deploy.wait import WaitResult
 
-deploy = typer.Typer(help="Run the whole system on Kubernetes, from the same config.", no_args_is_help=False)
-data = typer.Typer(help="Copy files to and from the data volume.", no_args_is_help=False)
+deploy = CommandGroup(help="Run the whole system on Kubernetes, from the same config.", no_args_is_help=False)
+data = CommandGroup(help="Copy files to and from the data volume.", no_args_is_help=False)
 deploy.add_typer(data, name="data")
-
-Context = Annotated[
-    str | None,
-    typer.Option(metavar="NAME", help="A context of your kubeconfig.", show_default="the current one"),
-]
-Namespace = Annotated[
-    str | None,
-    typer.Option(
-        "-n",
-        "--namespace",
-        metavar="NAMESPACE",
-        help="Another namespace of the cluster.",
-        show_default="deploy.namespace",
-    ),
-]
 
 _WATCH_SECONDS = 2.0
 
@@ -67,21 +52,69 @@ class _Metrics(TypedDict):
 _ROLES = ("pipeline", "trainer", "ray-head", "ray-worker", "predictor", "lookup", "tracking", "data")
 
 
+@dataclass(frozen=True)
+class _NamespaceOptions(ConfigOptions):
+    """The config, and the namespace."""
+
+    namespace: Annotated[
+        str | None,
+        typer.Option(
+            "-n",
+            "--namespace",
+            metavar="NAMESPACE",
+            help="Another namespace of the cluster.",
+            show_default="deploy.namespace",
+        ),
+    ] = None
+
+    def changes(self) -> list[str]:
+        chosen = [] if self.namespace is None else [f"deploy.namespace={self.namespace}"]
+        return [*super().changes(), *chosen]
+
+
+@dataclass(frozen=True)
+class _ClusterOptions(_NamespaceOptions):
+    """The config, the namespace and the cluster."""
+
+    context: Annotated[
+        str | None,
+        typer.Option(metavar="NAME", help="A context of your kubeconfig.", show_default="the current one"),
+    ] = None
+
+    def cluster(self) -> Kube:
+        with requires_extra("k8s", "connecting to a cluster"):
+            from clickline.deploy.kube_client import connect
+
+            return connect(self.context)
+
+
+@dataclass(frozen=True)
+class _RenderOptions(JsonOptions, _NamespaceOptions):
+    """Those of a command without a cluster."""
+
+
+@dataclass(frozen=True)
+class _JsonOptions(JsonOptions, _ClusterOptions):
+    """Those of a command that prints a result."""
+
+
+@dataclass(frozen=True)
+class _ProgressOptions(ProgressOptions, _ClusterOptions):
+    """Those of a command that also shows progress."""
+
+
 @deploy.command()
 def render(
+    options: _RenderOptions,
     output: Annotated[Path, typer.Option("-o", "--output", metavar="DIR", help="The folder to write to.")],
-    namespace: Namespace = None,
-    config_file: ConfigFile = Path("clickline.yaml"),
-    overrides: Overrides = None,
-    as_json: Json = False,
 ) -> None:
     """Write the manifests as plain files for `kubectl apply -k`. This needs no cluster."""
     from clickline.deploy.render import render, write_files
 
-    rendered = render(config_file, _with(overrides, namespace))
+    rendered = render(options.config_file, options.changes())
     write_files(rendered.files, output)
     _notes(rendered.notes)
-    if as_json:
+    if options.as_json:
         emit({"folder": str(output), "files": list(rendered.files)})
     else:
         typer.echo(f"wrote {pluralize(len(rendered.files), 'file')} to {output}")
@@ -89,12 +122,7 @@ def render(
 
 @deploy.command()
 def diff(
-    context: Context = None,
-    namespace: Namespace = None,
-    config_file: ConfigFile = Path("clickline.yaml"),
-    overrides: Overrides = None,
-    as_json: Json = False,
-    quiet: Quiet = False,
+    options: _ProgressOptions,
 ) -> None:
     """Show what `deploy apply` would change on the cluster, without changing anything.
 
@@ -104,12 +132,12 @@ def diff(
     from clickline.deploy.apply import plan_changes
     from clickline.deploy.object_diff import object_diffs
 
-    with _failing_above_one(), _connected(context) as kube:
-        request = _ApplyRequest.prepare(kube, config_file, overrides, namespace)
-        with show_progress(as_json=as_json, quiet=quiet) as progress:
+    with _failing_above_one(), options.cluster() as kube:
+        request = _ApplyRequest.prepare(kube, options)
+        with options.progress() as progress:
             changes = plan_changes(kube, request.objects, **request.target, progress=progress)
     found = object_diffs(changes.steps)
-    if as_json:
+    if options.as_json:
         notes = [*request.notes, *changes.notes]
         emit({**request.target, "changes": [asdict(one) for one in found], "notes": notes})
     else:
@@ -126,6 +154,7 @@ def diff(
 
 @deploy.command()
 def apply(
+    options: _ProgressOptions,
     prune: Annotated[
         bool,
         typer.Option(
@@ -143,15 +172,7 @@ def apply(
             help="Wait for missing Secrets, then until the pipeline has finished and the rollout is complete.",
         ),
     ] = False,
-    timeout: Annotated[
-        float, typer.Option("--timeout", metavar="SECONDS", help="How long --wait waits.", min=1)
-    ] = 3600,
-    context: Context = None,
-    namespace: Namespace = None,
-    config_file: ConfigFile = Path("clickline.yaml"),
-    overrides: Overrides = None,
-    as_json: Json = False,
-    quiet: Quiet = False,
+    timeout: Annotated[float, typer.Option(metavar="SECONDS", help="How long --wait waits.", min=1)] = 3600,
 ) -> None:
     """Create or change the deployment on the cluster of your kubeconfig.
 
@@ -165,15 +186,13 @@ def apply(
     from clickline.deploy.wait import await_deployed
 
     if dry_run and (wait or prune):
-        raise ConfigError(
-            [Mistake("", 0, "--dry-run", "cannot be used with --wait or --prune.", "Use it alone.")]
-        )
+        raise wrong_argument("--dry-run", "cannot be used with --wait or --prune.", "Use it alone.")
     begun = time.monotonic()
     outcome = None
-    with _connected(context) as kube:
-        request = _ApplyRequest.prepare(kube, config_file, overrides, namespace)
+    with options.cluster() as kube:
+        request = _ApplyRequest.prepare(kube, options)
         target = request.target
-        with show_progress(as_json=as_json, quiet=quiet) as progress:
+        with options.progress() as progress:
             if dry_run:
                 done = plan_changes(kube, request.objects, **target, progress=progress).as_result()
             else:
@@ -186,18 +205,18 @@ def apply(
                     progress=progress,
                     wait_seconds=wait_seconds,
                 )
-        if not as_json:
+        if not options.as_json:
             _show_applied(done, **target, dry_run=dry_run)
         if wait and not done.failed:
-            with show_progress(as_json=as_json, quiet=quiet) as progress:
+            with options.progress() as progress:
                 outcome = await_deployed(
                     kube,
                     **target,
                     **_metrics(request.config),
                     seconds=timeout - (time.monotonic() - begun),
-                    progress=Progress() if as_json or quiet else progress,
+                    progress=Progress() if options.as_json or options.quiet else progress,
                 )
-    if as_json:
+    if options.as_json:
         document = {**target, "dry_run": dry_run, **asdict(done), "notes": [*request.notes, *done.notes]}
         if outcome is not None:
             document["waited"] = {"state": outcome.state, "words": outcome.message}
@@ -212,12 +231,8 @@ def apply(
 
 @deploy.command()
 def status(
+    options: _JsonOptions,
     watch: Annotated[bool, typer.Option("--watch", help="Refresh it until Ctrl-C.")] = False,
-    context: Context = None,
-    namespace: Namespace = None,
-    config_file: ConfigFile = Path("clickline.yaml"),
-    overrides: Overrides = None,
-    as_json: Json = False,
 ) -> None:
     """Show the status of every role: pods, restarts, state and reason, versions; endpoints and recent errors.
 
@@ -225,11 +240,11 @@ def status(
     """
     from clickline.deploy.deploy_status import fetch_status, summarize
 
-    config = _config(config_file, _with(overrides, namespace))
-    with _connected(context) as kube:
+    config = options.config()
+    with options.cluster() as kube:
         while True:
             found = summarize(fetch_status(kube, **_target(config), **_metrics(config)))
-            if as_json:
+            if options.as_json:
                 emit(found)
             else:
                 if watch and sys.stdout.isatty():
@@ -244,6 +259,7 @@ def status(
 
 @deploy.command()
 def logs(
+    options: _ClusterOptions,
     role: Annotated[
         str | None,
         typer.Argument(metavar="ROLE", help=f"Only this one: {', '.join(_ROLES)}.", show_default="all"),
@@ -251,38 +267,30 @@ def logs(
     follow: Annotated[
         bool, typer.Option("-f", "--follow", help="Keep printing new lines, also of pods that start later.")
     ] = False,
-    lines: Annotated[
-        int, typer.Option("--lines", metavar="N", min=0, help="How many of the last lines to show.")
-    ] = 100,
+    lines: Annotated[int, typer.Option(metavar="N", min=0, help="How many of the last lines to show.")] = 100,
     previous: Annotated[
         bool, typer.Option("--previous", help="The logs from before the containers' last restart.")
     ] = False,
-    context: Context = None,
-    namespace: Namespace = None,
-    config_file: ConfigFile = Path("clickline.yaml"),
-    overrides: Overrides = None,
 ) -> None:
     """Show the logs of the pods, in order of time."""
     from clickline.deploy.pod_logs import PodLogLine, last_lines, list_pods
     from clickline.deploy.pod_logs import follow as follow_logs
 
     if role is not None and role not in _ROLES:
-        raise ConfigError([Mistake("", 0, "ROLE", f"is {role!r}.", f"Allowed: {', '.join(_ROLES)}.")])
+        raise wrong_argument("ROLE", f"is {role!r}.", f"Allowed: {', '.join(_ROLES)}.")
     if follow and previous:
-        raise ConfigError(
-            [Mistake("", 0, "--previous", "cannot be used with --follow.", "Use one of the two.")]
-        )
-    if namespace is not None and namespace.isdigit():
-        problem = f"is {namespace}: it names the namespace, as with kubectl."
-        raise ConfigError([Mistake("", 0, "-n", problem, f"Write --lines {namespace}.")])
-    target = _target(_config(config_file, _with(overrides, namespace)))
+        raise wrong_argument("--previous", "cannot be used with --follow.", "Use one of the two.")
+    if options.namespace is not None and options.namespace.isdigit():
+        problem = f"is {options.namespace}: it names the namespace, as with kubectl."
+        raise wrong_argument("-n", problem, f"Write --lines {options.namespace}.")
+    target = _target(options.config())
     name, namespace = target["name"], target["namespace"]
 
     def show(line: PodLogLine) -> None:
         inner = "" if line.container == role or line.container in _ROLES else f"/{line.container}"
         say(f"{line.pod}{inner} {line.text}")
 
-    with _connected(context) as kube:
+    with options.cluster() as kube:
         pods = list_pods(kube, **target, role=role)
         if not pods:
             of_role = f" of role {role}" if role else ""
@@ -300,6 +308,7 @@ def logs(
 
 @deploy.command()
 def delete(
+    options: _ProgressOptions,
     with_data: Annotated[
         bool,
         typer.Option(
@@ -308,35 +317,29 @@ def delete(
         ),
     ] = False,
     yes: Annotated[bool, typer.Option("-y", "--yes", help="Do not ask for confirmation.")] = False,
-    context: Context = None,
-    namespace: Namespace = None,
-    config_file: ConfigFile = Path("clickline.yaml"),
-    overrides: Overrides = None,
-    as_json: Json = False,
-    quiet: Quiet = False,
 ) -> None:
     """Delete everything that `deploy apply` created, and nothing else. Data volumes stay, unless --with-data."""
     from clickline.deploy.apply import delete_objects, find_objects, objects_to_delete
     from clickline.deploy.objects import describe
 
-    target = _target(_config(config_file, _with(overrides, namespace)))
-    with _connected(context) as kube:
+    target = _target(options.config())
+    with options.cluster() as kube:
         found = find_objects(kube, **target)
         doomed = objects_to_delete(found, with_data=with_data)
         if doomed and not yes:
             where = f"namespace {target['namespace']} of {kube.where} ({kube.host})"
-            if as_json or not sys.stdin.isatty():
+            if options.as_json or not sys.stdin.isatty():
                 problem = f"is missing: {pluralize(len(doomed), 'object')} would be deleted from {where}."
-                raise ConfigError([Mistake("", 0, "--yes", problem, "Add it, or run this in a terminal.")])
+                raise wrong_argument("--yes", problem, "Add it, or run this in a terminal.")
             note(f"{target['name']} in {where}:")
             _notes(f"  {describe(item)}" for item in doomed)
             question = "Delete these, with all data on the volumes?" if with_data else "Delete these?"
             if not typer.confirm(question, err=True):
                 note("nothing was deleted")
                 raise typer.Exit(ExitCode.FAILED)
-        with show_progress(as_json=as_json, quiet=quiet) as progress:
+        with options.progress() as progress:
             done = delete_objects(kube, found, **target, with_data=with_data, progress=progress)
-    if as_json:
+    if options.as_json:
         emit({**target, **asdict(done)})
     else:
         _show_deleted(done, **target)
@@ -344,13 +347,8 @@ def delete(
 
 @data.command()
 def push(
+    options: _ProgressOptions,
     path: Annotated[Path, typer.Argument(metavar="PATH", help="A local file or folder.")],
-    context: Context = None,
-    namespace: Namespace = None,
-    config_file: ConfigFile = Path("clickline.yaml"),
-    overrides: Overrides = None,
-    as_json: Json = False,
-    quiet: Quiet = False,
 ) -> None:
     """Copy click logs into the data volume.
 
@@ -361,18 +359,13 @@ def push(
     """
     from clickline.deploy.data_volume import push as run
 
-    _transfer(run, path, context, _with(overrides, namespace), config_file, as_json=as_json, quiet=quiet)
+    _transfer(run, path, options)
 
 
 @data.command()
 def pull(
+    options: _ProgressOptions,
     path: Annotated[Path, typer.Argument(metavar="PATH", help="The local file or folder to write to.")],
-    context: Context = None,
-    namespace: Namespace = None,
-    config_file: ConfigFile = Path("clickline.yaml"),
-    overrides: Overrides = None,
-    as_json: Json = False,
-    quiet: Quiet = False,
 ) -> None:
     """Copy files from the data volume.
 
@@ -382,25 +375,18 @@ def pull(
     """
     from clickline.deploy.data_volume import pull as run
 
-    _transfer(run, path, context, _with(overrides, namespace), config_file, as_json=as_json, quiet=quiet)
+    _transfer(run, path, options)
 
 
 def _transfer(
-    run: Callable[[Kube, Rendered, Path, Progress], TransferResult],
-    path: Path,
-    context: str | None,
-    overrides: list[str],
-    config_file: Path,
-    *,
-    as_json: bool,
-    quiet: bool,
+    run: Callable[[Kube, Rendered, Path, Progress], TransferResult], path: Path, options: _ProgressOptions
 ) -> None:
     from clickline.deploy.render import render
 
-    rendered = render(config_file, overrides)
-    with _connected(context) as kube, show_progress(as_json=as_json, quiet=quiet) as progress:
+    rendered = render(options.config_file, options.changes())
+    with options.cluster() as kube, options.progress() as progress:
         done = run(kube, rendered, path, progress)
-    if as_json:
+    if options.as_json:
         emit(asdict(done))
         return
     many = f"{pluralize(done.files, 'file')}, {human_size(done.bytes)}"
@@ -432,10 +418,10 @@ def data_send(path: Annotated[Path, typer.Argument(metavar="PATH")]) -> None:
 
 @deploy.command("check-pod", hidden=True)
 def check_pod(
+    options: ConfigOptions,
     read_only: Annotated[bool, typer.Option("--read-only", help="The pod only reads home.")] = False,
     data: Annotated[
-        Path | None,
-        typer.Option("--data", metavar="DIR", help="The folder that the pod writes click logs to."),
+        Path | None, typer.Option(metavar="DIR", help="The folder that the pod writes click logs to.")
     ] = None,
     awaited: Annotated[
         str | None,
@@ -445,14 +431,12 @@ def check_pod(
             help="A server that must accept connections before the pod starts.",
         ),
     ] = None,
-    config_file: ConfigFile = Path("clickline.yaml"),
-    overrides: Overrides = None,
 ) -> None:
     """The init container of every pod: check its directories, copy the kernels, create Ray's token."""
     from clickline.deploy.init_container import await_server
     from clickline.deploy.init_container import check_pod as run
 
-    config = _config(config_file, overrides)
+    config = options.config()
     directories = [Path(config.cache.dir)] if config.cache.dir else []
     directories += [] if data is None else [data]
     if not read_only:
@@ -473,14 +457,11 @@ def check_pod(
 @deploy.command("hold-ray", hidden=True)
 def hold_ray(
     sizes: Annotated[list[str], typer.Argument(metavar="NAME=N...", help="StatefulSets and their sizes.")],
-    namespace: Annotated[str, typer.Option("--namespace", metavar="NAME", help="Their namespace.")],
+    namespace: Annotated[str, typer.Option(metavar="NAME", help="Their namespace.")],
     mark: Annotated[
-        Path | None,
-        typer.Option("--mark", metavar="FILE", help="A file to create once they have been scaled up."),
+        Path | None, typer.Option(metavar="FILE", help="A file to create once they have been scaled up.")
     ] = None,
-    only: Annotated[
-        Literal["ask", "release"] | None, typer.Option("--only", help="Do only this, and exit.")
-    ] = None,
+    only: Annotated[Literal["ask", "release"] | None, typer.Option(help="Do only this, and exit.")] = None,
 ) -> None:
     """The sidecar of a pipeline on Ray: scale Ray up, and down again when it is terminated."""
     from clickline.cli.signals import take_stop
@@ -490,7 +471,7 @@ def hold_ray(
     stopped = take_stop()  # other commands only exit on SIGTERM; this one scales down then
     wanted = {name: int(size) for name, _, size in (one.partition("=") for one in sizes)}
     if only != "release":
-        with _connected(None) as kube:
+        with _ClusterOptions().cluster() as kube:
             scale_up(kube, namespace, wanted, stopped, note)
         if mark is not None:
             mark.touch()
@@ -501,12 +482,12 @@ def hold_ray(
 
 
 @deploy.command("await-rollout", hidden=True)
-def await_rollout(config_file: ConfigFile = Path("clickline.yaml"), overrides: Overrides = None) -> None:
+def await_rollout(options: ConfigOptions) -> None:
     """The last step of a workflow: wait until every predictor serves the registry's current version."""
     from clickline.deploy.rollout_wait import await_rollout as run
 
     with show_progress(as_json=False, quiet=False) as progress:
-        count = run(_config(config_file, overrides), progress)
+        count = run(options.config(), progress)
     serve = "serves" if count == 1 else "serve"
     note(
         f"{pluralize(count, 'predictor')} {serve} the current version" if count else "there are no predictors"
@@ -516,17 +497,6 @@ def await_rollout(config_file: ConfigFile = Path("clickline.yaml"), overrides: O
 def _path(variable: str) -> Path | None:
     value = os.environ.get(variable)
     return Path(value) if value else None
-
-
-def _config(config_file: Path, overrides: list[str] | None) -> Config:
-    from clickline.config import load_config
-
-    return load_config(config_file, overrides or ())
-
-
-def _with(overrides: list[str] | None, namespace: str | None) -> list[str]:
-    """The overrides of --set and -n together."""
-    return [*(overrides or ()), *([f"deploy.namespace={namespace}"] if namespace is not None else [])]
 
 
 def _target(config: Config) -> _Target:
@@ -547,23 +517,20 @@ class _ApplyRequest:
     """Those that no earlier apply has shown."""
 
     @classmethod
-    def prepare(
-        cls, kube: Kube, config_file: Path, overrides: list[str] | None, namespace: str | None
-    ) -> _ApplyRequest:
+    def prepare(cls, kube: Kube, options: _ProgressOptions) -> _ApplyRequest:
         """Render the objects. Shows new notes, and which --set values of the last apply are no longer given."""
         from clickline.deploy.apply_record import dropped_overrides, read_record, with_record
         from clickline.deploy.render import render
 
-        wanted = _with(overrides, namespace)
-        rendered = render(config_file, wanted)
+        given = options.overrides or ()
+        rendered = render(options.config_file, options.changes())
         record = read_record(kube, rendered.objects)
         notes = record.new_notes(rendered.notes)
-        dropped = dropped_overrides(config_file, record.overrides, overrides or ())
+        dropped = dropped_overrides(options.config_file, record.overrides, given)
         _notes([*notes, *dropped])
         if dropped:
             note("--set counts for one apply: repeat it, or write it into the config to keep it.")
-        objects = with_record(rendered.objects, overrides or (), rendered.notes)
-        return cls(_config(config_file, wanted), objects, notes)
+        return cls(options.config(), with_record(rendered.objects, given, rendered.notes), notes)
 
     @property
     def target(self) -> _Target:
@@ -583,16 +550,6 @@ def _failing_above_one() -> Iterator[None]:
         if exit_code(error) != ExitCode.FAILED:
             raise
         raise Undecided(str(error)) from error
-
-
-@contextmanager
-def _connected(context: str | None) -> Iterator[Kube]:
-    from clickline.deploy.kube_client import connect
-
-    with requires_extra("k8s", "connecting to a cluster"):
-        kube = connect(context)
-    with kube:
-        yield kube
 
 
 # ── output ─────────────────────────────────────────────────────────────────────────────────────

@@ -2,25 +2,20 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import typer
 
 from clickline.cli.console import emit, note, show_progress
-from clickline.cli.options import ConfigFile, Json, Overrides
+from clickline.cli.options import JsonOptions
 
 
-def down(
-    config_file: ConfigFile = Path("clickline.yaml"), overrides: Overrides = None, as_json: Json = False
-) -> None:
+def down(options: JsonOptions) -> None:
     """Stop `clickline up` and all its processes, after running requests have finished."""
-    from clickline.config import load_config
     from clickline.pipeline.down import down as run
 
-    config = load_config(config_file, overrides or ())
-    with show_progress(as_json=as_json, quiet=True) as progress:
+    config = options.config()
+    with show_progress(as_json=options.as_json, quiet=True) as progress:
         result = run(config, progress)
-    if as_json:
+    if options.as_json:
         emit(
             {
                 "before": result.before.state,

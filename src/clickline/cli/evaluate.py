@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from clickline.cli.console import emit, facts, requires_extra, say, show_progress, table
-from clickline.cli.options import ConfigFile, Json, Overrides, Quiet
+from clickline.cli.console import emit, facts, interval, number, requires_extra, say, table
+from clickline.cli.options import ProgressOptions
 
 if TYPE_CHECKING:
     from clickline.evaluation.binary_metrics import Metrics
@@ -19,10 +18,10 @@ _METRICS = ("ROWS", "CLICKS", "AUC", "LOG LOSS", "CALIBRATION")
 
 
 def evaluate(
+    options: ProgressOptions,
     model: Annotated[
         str | None,
         typer.Option(
-            "--model",
             metavar="MODEL",
             help="A checkpoint folder, a run (its result), a version number, or current.",
             show_default="the newest run",
@@ -31,15 +30,12 @@ def evaluate(
     data: Annotated[
         list[str] | None,
         typer.Option(
-            "--data",
             metavar="DATA",
             help="A dataset folder, or raw logs (a path, a quoted glob, a URI); may be repeated.",
             show_default="the current dataset",
         ),
     ] = None,
-    split: Annotated[
-        Literal["train", "eval"], typer.Option("--split", help="The split of a dataset to use.")
-    ] = "eval",
+    split: Annotated[Literal["train", "eval"], typer.Option(help="The split of a dataset to use.")] = "eval",
     slices: Annotated[
         list[str] | None,
         typer.Option(
@@ -56,25 +52,17 @@ def evaluate(
             help="Report permutation importance: the AUC lost when a field is shuffled, one pass per field.",
         ),
     ] = False,
-    seed: Annotated[int, typer.Option("--seed", help="Random seed of --importance.", min=0)] = 0,
+    seed: Annotated[int, typer.Option(help="Random seed of --importance.", min=0)] = 0,
     out: Annotated[
         str | None,
-        typer.Option(
-            "--out", metavar="FILE", help="Where to write the report.", show_default="evaluations/ in home"
-        ),
+        typer.Option(metavar="FILE", help="Where to write the report.", show_default="evaluations/ in home"),
     ] = None,
-    config_file: ConfigFile = Path("clickline.yaml"),
-    overrides: Overrides = None,
-    as_json: Json = False,
-    quiet: Quiet = False,
 ) -> None:
     """Evaluate a model on any data and check it against the gate."""
-    from clickline.config import load_config
-
-    config = load_config(config_file, overrides or ())
+    config = options.config()
     with requires_extra("train", "evaluating"):
         from clickline.evaluation.run import evaluate as run
-    with show_progress(as_json=as_json, quiet=quiet) as progress:
+    with options.progress() as progress:
         result = run(
             config,
             progress,
@@ -86,7 +74,7 @@ def evaluate(
             seed=seed,
             out=out,
         )
-    if as_json:
+    if options.as_json:
         emit({**result.to_json(), "report": result.report, "seconds": result.seconds})
     else:
         _show(result)
@@ -99,13 +87,13 @@ def _show(result: EvaluateResult) -> None:
     named: dict[str, object] = {
         "model": result.model.title,
         "rows": f"{measured.rows:,}" + (f"; skipped as bad: {bad}" if bad else ""),
-        "clicks": f"{measured.clicks:,.10g} of {measured.shows:,.10g} impressions, rate {_number(measured.base_rate)}",
+        "clicks": f"{measured.clicks:,.10g} of {measured.shows:,.10g} impressions, rate {number(measured.base_rate)}",
         "AUC": _auc(measured),
-        "log loss": _number(measured.logloss) + _interval(measured.logloss_interval),
-        "normalised entropy": _number(measured.normalised_entropy),
-        "accuracy": _number(measured.accuracy),
-        "calibration": f"{_number(measured.calibration)} predicted / actual clicks",
-        "ECE": _number(measured.ece),
+        "log loss": number(measured.logloss) + interval(measured.logloss_interval),
+        "normalised entropy": number(measured.normalised_entropy),
+        "accuracy": number(measured.accuracy),
+        "calibration": f"{number(measured.calibration)} predicted / actual clicks",
+        "ECE": number(measured.ece),
         **own,
         "gate": "passed" if result.verdict.passed else "refused",
         "report": result.report if result.page is None else result.page,
@@ -121,7 +109,7 @@ def _show(result: EvaluateResult) -> None:
         rows = [(result.name_of(slot, one.id), *_figures(one.metrics)) for one in values]
         _titled(f"By {slot}, the values with most impressions", (slot, *_METRICS), rows)
     if result.importance is not None:
-        fields = [(one.name, one.kind, f"{one.lost:+.5f}", _number(one.auc)) for one in result.importance]
+        fields = [(one.name, one.kind, f"{one.lost:+.5f}", number(one.auc)) for one in result.importance]
         _titled("AUC lost when a field is shuffled", ("FIELD", "KIND", "LOST", "AUC WITHOUT"), fields)
 
 
@@ -131,7 +119,7 @@ def _titled(title: str, header: tuple[str, ...], rows: Sequence[tuple[str, ...]]
 
 
 def _figures(metrics: Metrics) -> tuple[str, ...]:
-    measures = (_number(value) for value in (metrics.auc, metrics.logloss, metrics.calibration))
+    measures = (number(value) for value in (metrics.auc, metrics.logloss, metrics.calibration))
     return (f"{metrics.rows:,}", f"{metrics.clicks:,.10g}", *measures)
 
 
@@ -139,12 +127,4 @@ def _auc(measured: Metrics) -> str:
     if measured.auc is None or measured.auc_error is None:
         return "-"
     error = "exact" if measured.auc_error == 0 else f"error below {measured.auc_error:.1g}"
-    return f"{measured.auc:.5f}{_interval(measured.auc_interval)}, {error}"
-
-
-def _interval(interval: tuple[float, float] | None) -> str:
-    return "" if interval is None else f" (95 %: {interval[0]:.4f} to {interval[1]:.4f})"
-
-
-def _number(value: float | None) -> str:
-    return "-" if value is None else f"{value:.4f}"
+    return f"{measured.auc:.5f}{interval(measured.auc_interval)}, {error}"

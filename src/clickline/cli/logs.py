@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from clickline.cli.console import note, say
-from clickline.cli.options import ConfigFile, Overrides
-from clickline.errors import ConfigError, Mistake
+from clickline.cli.console import note, say, wrong_argument
+from clickline.cli.options import ConfigOptions
 
 
 def logs(
+    options: ConfigOptions,
     stage: Annotated[
         str | None,
         typer.Argument(
@@ -27,22 +26,19 @@ def logs(
     lines: Annotated[
         int, typer.Option("-n", "--lines", metavar="N", min=0, help="Number of last lines to show.")
     ] = 100,
-    config_file: ConfigFile = Path("clickline.yaml"),
-    overrides: Overrides = None,
 ) -> None:
     """Show the logs of the stages of `clickline up` and of cluster training, ordered by time."""
-    from clickline.config import load_config
     from clickline.pipeline.stage_logs import LOG_NAMES, LogLine, LogReader, cluster_logs, is_cluster_role
     from clickline.pipeline.up_folder import UpFolder
     from clickline.training.cluster.job_status import read_status
 
-    folder = UpFolder(load_config(config_file, overrides or ()))
+    folder = UpFolder(options.config())
     available = [name for name in LOG_NAMES if (folder.logs / f"{name}.log").exists()]
     available += cluster_logs(folder.home)
     if stage is not None and stage not in LOG_NAMES and not is_cluster_role(stage):
         problem = f"is {stage!r}. Available logs: {', '.join(available) or 'none yet'}."
         allowed = f"Allowed: {', '.join(LOG_NAMES)}, driver, network, worker, worker-N, shard, shard-N."
-        raise ConfigError([Mistake("", 0, "STAGE", problem, allowed)])
+        raise wrong_argument("STAGE", problem, allowed)
 
     def ended() -> bool:
         cluster = read_status(folder.home)

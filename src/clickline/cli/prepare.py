@@ -2,27 +2,19 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
-from clickline.cli.console import emit, facts, show_progress
-from clickline.cli.options import ConfigFile, Json, Overrides, Quiet
+from clickline.cli.console import emit, facts
+from clickline.cli.options import ProgressOptions
 
 
-def prepare(
-    config_file: ConfigFile = Path("clickline.yaml"),
-    overrides: Overrides = None,
-    as_json: Json = False,
-    quiet: Quiet = False,
-) -> None:
+def prepare(options: ProgressOptions) -> None:
     """Convert the logs to a dataset: Parquet shards, statistics, quarantined bad rows."""
-    from clickline.config import load_config
     from clickline.data.prepare.run import prepare as run
 
-    config = load_config(config_file, overrides or ())
-    with show_progress(as_json=as_json, quiet=quiet) as progress:
+    config = options.config()
+    with options.progress() as progress:
         result = run(config, progress)
     dataset = result.dataset
-    if as_json:
+    if options.as_json:
         emit(
             {
                 "dataset": dataset.folder,

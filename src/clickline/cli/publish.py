@@ -2,46 +2,37 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from clickline.cli.console import emit, facts, requires_extra, show_progress
-from clickline.cli.options import ConfigFile, Json, Overrides, Quiet
+from clickline.cli.console import emit, facts, requires_extra
+from clickline.cli.options import ProgressOptions
 from clickline.progress import human_size
 
 
 def publish(
+    options: ProgressOptions,
     model: Annotated[
         str | None,
         typer.Option(
-            "--model",
             metavar="FOLDER",
             help="A checkpoint folder, or a run (its result).",
             show_default="the newest run",
         ),
     ] = None,
     base: Annotated[bool, typer.Option("--base", help="Write a full version instead of a delta.")] = False,
-    reason: Annotated[
-        str, typer.Option("--reason", metavar="TEXT", help="Recorded in the history.")
-    ] = "published",
-    config_file: ConfigFile = Path("clickline.yaml"),
-    overrides: Overrides = None,
-    as_json: Json = False,
-    quiet: Quiet = False,
+    reason: Annotated[str, typer.Option(metavar="TEXT", help="Recorded in the history.")] = "published",
 ) -> None:
     """Package a checkpoint that passed the gate, verify the files, and make it the current version."""
-    from clickline.config import load_config
-
-    config = load_config(config_file, overrides or ())
+    config = options.config()
     with requires_extra("train,serve", "publishing"):
         from clickline.publishing.run import publish as run
-    with show_progress(as_json=as_json, quiet=quiet) as progress:
+    with options.progress() as progress:
         result = run(config, progress, model=model, base=base, reason=reason)
     version = result.version
     manifest = version.manifest
-    if as_json:
+    if options.as_json:
         emit(
             {
                 "version": version.number,

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from clickline.cli.console import emit, facts, note, say, table
-from clickline.cli.options import ConfigFile, Json, Overrides
+from clickline.cli.console import emit, facts, interval, note, say, table
+from clickline.cli.options import JsonOptions
 from clickline.errors import ArtifactError, StorageError
 
 if TYPE_CHECKING:
@@ -24,6 +24,7 @@ _SOURCE_HELP = "A run (name or folder), the name of an evaluation, or the JSON f
 
 
 def report(
+    options: JsonOptions,
     first: Annotated[
         str | None, typer.Argument(metavar="A", help=_SOURCE_HELP, show_default="the newest run")
     ] = None,
@@ -40,21 +41,17 @@ def report(
             show_default="beside the JSON file; for a comparison: comparisons/ in home",
         ),
     ] = None,
-    config_file: ConfigFile = Path("clickline.yaml"),
-    overrides: Overrides = None,
-    as_json: Json = False,
 ) -> None:
     """Render the report page of a run or an evaluation, or compare two, and print the key metrics."""
     from clickline.artifacts.from_config import storage_of
-    from clickline.config import load_config
 
-    config = load_config(config_file, overrides or ())
+    config = options.config()
     storage = storage_of(config)
     a = _find(first, config.home, storage)
     if second is None:
-        _render(a, out, storage, as_json=as_json)
+        _render(a, out, storage, as_json=options.as_json)
     else:
-        _compare(a, _find(second, config.home, storage), config.home, out, storage, as_json=as_json)
+        _compare(a, _find(second, config.home, storage), config.home, out, storage, as_json=options.as_json)
 
 
 @dataclass(frozen=True)
@@ -80,8 +77,7 @@ def _render(report: _Report, out: str | None, storage: Storage, *, as_json: bool
     named: dict[str, object] = {"report of": report.name}
     for key, title in (("auc", "AUC"), ("logloss", "log loss"), ("calibration", "calibration")):
         if total is not None and total.get(key) is not None:
-            interval = total.get(f"{key}_interval")
-            between = "" if interval is None else f" (95 %: {interval[0]:.4f} to {interval[1]:.4f})"
+            between = interval(total.get(f"{key}_interval"))
             before = (current.get("evaluation") or {}).get(key)
             change = (
                 "" if before is None else f", {total[key] - before:+.4f} against version {current['version']}"
@@ -110,8 +106,8 @@ def _compare(
     names = {measure.key: measure.name for measure in METRICS}
     rows = []
     for key, change in result["measures"].items():
-        interval = change["interval"]
-        between = "" if interval is None else f"{interval[0]:+.4f} to {interval[1]:+.4f}"
+        bounds = change["interval"]
+        between = "" if bounds is None else f"{bounds[0]:+.4f} to {bounds[1]:+.4f}"
         rows.append(
             (
                 names.get(key, key),

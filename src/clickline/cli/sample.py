@@ -15,21 +15,16 @@ def sample(
     format_name: Annotated[
         Literal["criteo", "slots", "paddlerec", "csv"], typer.Option("--format", help="Format of the logs.")
     ] = "criteo",
-    rows: Annotated[int, typer.Option("--rows", help="Total number of rows.")] = 100_000,
-    out: Annotated[Path, typer.Option("--out", metavar="DIR", help="Output folder.")] = Path("data"),
+    rows: Annotated[int, typer.Option(help="Total number of rows.")] = 100_000,
+    out: Annotated[Path, typer.Option(metavar="DIR", help="Output folder.")] = Path("data"),
     hours: Annotated[
-        int | None,
-        typer.Option("--hours", help="Write this many hourly folders YYYYMMDD/HH with donefiles instead."),
+        int | None, typer.Option(help="Write this many hourly folders YYYYMMDD/HH with donefiles instead.")
     ] = None,
-    seed: Annotated[int, typer.Option("--seed", help="Random seed; the same seed gives the same logs.")] = 0,
-    slots: Annotated[int, typer.Option("--slots", help="Number of categorical fields.")] = 26,
-    dense: Annotated[int, typer.Option("--dense", help="Number of numeric fields.")] = 13,
-    cardinality: Annotated[
-        int, typer.Option("--cardinality", help="Distinct ids of the largest slot.")
-    ] = 100_000,
-    eval_share: Annotated[
-        float, typer.Option("--eval-share", help="Fraction of the rows that goes to eval.*.")
-    ] = 0.2,
+    seed: Annotated[int, typer.Option(help="Random seed; the same seed gives the same logs.")] = 0,
+    slots: Annotated[int, typer.Option(help="Number of categorical fields.")] = 26,
+    dense: Annotated[int, typer.Option(help="Number of numeric fields.")] = 13,
+    cardinality: Annotated[int, typer.Option(help="Distinct ids of the largest slot.")] = 100_000,
+    eval_share: Annotated[float, typer.Option(help="Fraction of the rows that goes to eval.*.")] = 0.2,
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:

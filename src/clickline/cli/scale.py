@@ -2,40 +2,33 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from clickline.cli.console import emit
-from clickline.cli.options import ConfigFile, Json, Overrides
-from clickline.errors import ConfigError, Mistake
+from clickline.cli.console import emit, wrong_argument
+from clickline.cli.options import JsonOptions
 
 
 def scale(
-    workers: Annotated[
-        int, typer.Option("--workers", metavar="N", min=1, max=4096, help="Number of workers.")
-    ],
-    config_file: ConfigFile = Path("clickline.yaml"),
-    overrides: Overrides = None,
-    as_json: Json = False,
+    options: JsonOptions,
+    workers: Annotated[int, typer.Option(metavar="N", min=1, max=4096, help="Number of workers.")],
 ) -> None:
     """Change the number of workers of a training run on a cluster.
 
     It shrinks at once and grows as soon as the cluster has room. The setting ends with the run.
     """
-    from clickline.config import load_config
     from clickline.pipeline.up_folder import UpFolder
     from clickline.training.cluster.job_status import request_workers
 
-    config = load_config(config_file, overrides or ())
+    config = options.config()
     limit = config.train.workers.max
     if limit is not None and workers > limit:
         problem = f"is {workers}, above train.workers.max {limit}."
-        raise ConfigError([Mistake("", 0, "--workers", problem, f"Allowed: 1 to {limit}.")])
+        raise wrong_argument("--workers", problem, f"Allowed: 1 to {limit}.")
     status = request_workers(UpFolder(config).home, workers)
     now = sum(one["state"] != "lost" for one in status.get("workers", ()))
-    if as_json:
+    if options.as_json:
         emit({"run": status["run"], "workers": now, "asked": workers, "most": status.get("most")})
         return
     typer.echo(f"run {status['run']}: {_current(now)}; {_change(now, workers)}")
