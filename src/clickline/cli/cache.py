@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -40,16 +41,7 @@ def status(options: JsonOptions, which: Which = None) -> None:
             note(str(error))
             rows.append({"name": name, "phase": "Waiting"})
             continue
-        rows.append(
-            {
-                "name": name,
-                "files": cached.files,
-                "total_bytes": cached.total_bytes,
-                "cached_bytes": cached.cached_bytes,
-                "available_bytes": cached.available_bytes,
-                "phase": cached.phase,
-            }
-        )
+        rows.append({"name": name, **asdict(cached)})
     if options.as_json:
         emit(rows)
         return
@@ -89,25 +81,21 @@ def clear(options: JsonOptions, which: Which = None) -> None:
     typer.echo(f"removed {cleared.files} copies, {human_size(cleared.size)}{kept}")
 
 
-def _open(config_file: Path, overrides: list[str] | None) -> tuple[Config, Storage, FileCache]:
-    from clickline.config import load_config
+def _open(options: JsonOptions) -> tuple[Config, Storage, FileCache]:
+    from clickline.artifacts.from_config import storage_of
     from clickline.storage.file_cache import FileCache
-    from clickline.storage.storage import Storage
 
-    config = load_config(config_file, overrides or ())
-    credentials = config.storage.credentials_file
-    storage = Storage(config.storage.options, Path(credentials) if credentials else None)
+    config = options.config()
+    storage = storage_of(config)
     return config, storage, FileCache(Path(config.cache.dir), config.cache.size, storage)
 
 
-def _splits(config: Config, which: Literal["train", "eval"] | None) -> list[str]:
+def _splits(config: Config, which: Which) -> list[str]:
     splits = ["train"] if config.data.eval is None else ["train", "eval"]
     return [name for name in splits if which in (None, name)]
 
 
-def _files(
-    config: Config, storage: Storage, which: Literal["train", "eval"] | None, progress: Progress
-) -> list[SourceFile]:
+def _files(config: Config, storage: Storage, which: Which, progress: Progress) -> list[SourceFile]:
     from clickline.data.prepare.run import find_split
 
     return [file for name in _splits(config, which) for file in find_split(config, storage, name, progress)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -35,16 +36,7 @@ def lookup(
 
     def show(server: LookupServerInfo) -> None:
         if options.as_json:
-            emit(
-                {
-                    "address": server.address,
-                    "shard": server.shard,
-                    "shards": server.shards,
-                    "version": server.version,
-                    "rows": server.rows,
-                    "bytes": server.bytes,
-                }
-            )
+            emit(asdict(server))
             return
         total = "" if server.shards is None else f" of {server.shards}"
         facts(

@@ -8,6 +8,7 @@ import typer
 
 from clickline.cli.console import emit, facts, requires_extra, table, wrong_argument
 from clickline.cli.options import ProgressOptions
+from clickline.pipeline.status_text import duration
 from clickline.progress import human_size
 
 if TYPE_CHECKING:
@@ -114,14 +115,14 @@ def _show_time(plan: Plan) -> None:
         return
     typer.echo("\ntime on this machine")
     named = {
-        "  start": _duration(time.start),
-        "  epoch": f"{_duration(time.learn)}, {time.rows_per_second:,.0f} rows/s",
-        "  evaluate": _duration(time.evaluate),
-        "  checkpoint": _duration(time.checkpoint),
-        "  train": f"{_duration(time.total)} in total",
+        "  start": duration(time.start),
+        "  epoch": f"{duration(time.learn)}, {time.rows_per_second:,.0f} rows/s",
+        "  evaluate": duration(time.evaluate),
+        "  checkpoint": duration(time.checkpoint),
+        "  train": f"{duration(time.total)} in total",
     }
     if time.prepare is not None:
-        named = {"  prepare": _duration(time.prepare), **named}
+        named = {"  prepare": duration(time.prepare), **named}
     facts(named)
 
 
@@ -160,9 +161,3 @@ def _machines(shards: int | None, fits: bool, work: str) -> str:
     if work == "train":
         return f"one is too small; {shards} would each hold a part of the tables (this release trains on one)"
     return f"one is too small; use publish.shards={shards} with a lookup server for each"
-
-
-def _duration(seconds: float) -> str:
-    if seconds < 120:
-        return f"{seconds:.1f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"

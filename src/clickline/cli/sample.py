@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -35,16 +36,7 @@ def sample(
     with show_progress(as_json=as_json, quiet=quiet) as progress:
         report = generate(options, progress)
     if as_json:
-        emit(
-            {
-                "files": [str(file) for file in report.files],
-                "train_rows": report.train_rows,
-                "eval_rows": report.eval_rows,
-                "click_rate": report.click_rate,
-                "best_auc": report.best_auc,
-                "seconds": report.seconds,
-            }
-        )
+        emit(asdict(report))
         return
     auc = (
         "unknown (all eval rows have the same label)" if report.best_auc is None else f"{report.best_auc:.4f}"

@@ -156,18 +156,8 @@ def _show(running: RunHandle, progress: Progress, *, as_json: bool) -> None:
 
 
 def _document(running: RunHandle) -> dict[str, Any]:
-    return {
-        "name": running.name,
-        "dataset": running.dataset,
-        "checkpoint": running.checkpoint,
-        "metrics": dict(running.metrics),
-        "gate": dict(running.gate),
-        "version": running.version,
-        "skipped": list(running.skipped),
-        "endpoint": None if running.endpoint is None else running.endpoint.to_json(),
-        "studio": running.studio,
-        "logs": str(running.logs),
-    }
+    document = {name: value for name, value in vars(running).items() if not name.startswith("_")}
+    return document | {"endpoint": None if running.endpoint is None else running.endpoint.to_json()}
 
 
 # ── in the background ──────────────────────────────────────────────────────────────────────────

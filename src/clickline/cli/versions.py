@@ -25,6 +25,10 @@ versions = CommandGroup(
 )
 
 Number = Annotated[int, typer.Argument(metavar="N", help="Version number.", min=1)]
+CurrentNumber = Annotated[
+    int | None,
+    typer.Argument(metavar="N", help="Version number.", min=1, show_default="the current version"),
+]
 Reason = Annotated[
     str | None, typer.Option("--reason", metavar="TEXT", help="Recorded in the history.", show_default=False)
 ]
@@ -65,22 +69,18 @@ def list_versions(options: JsonOptions) -> None:
 @versions.command()
 def show(
     options: JsonOptions,
-    number: Annotated[
-        int | None,
-        typer.Argument(metavar="N", help="Version number.", min=1, show_default="the current version"),
-    ] = None,
+    number: CurrentNumber = None,
     resolved: Annotated[
         bool, typer.Option("--resolved", help="Print only the config that it was built with.")
     ] = False,
 ) -> None:
     """Show everything about one version."""
     from clickline.artifacts.diff import state_of
-    from clickline.artifacts.promotion import current_of
     from clickline.validation import document_of
 
     _, registry = _open(options)
     current = registry.current()
-    version = registry.version(number if number is not None else current_of(registry).version)
+    version = _version(registry, number)
     if resolved:
         typer.echo(version.manifest.config.rstrip("\n"))
         return
@@ -93,11 +93,8 @@ def show(
         return
     facts(_facts(version, chain, current))
     typer.echo()
-    files = version.files.items()
-    table(
-        ("FILE", "SIZE", "SHA-256"),
-        [(name, human_size(file.size), file.sha256) for name, file in files],
-    )
+    files = [(name, human_size(file.size), file.sha256) for name, file in version.files.items()]
+    table(("FILE", "SIZE", "SHA-256"), files)
     if moves:
         typer.echo()
         _show_moves(moves)
@@ -116,11 +113,10 @@ def diff(
 ) -> None:
     """Compare two versions: contents, metrics, features, config."""
     from clickline.artifacts.diff import differences
-    from clickline.artifacts.promotion import current_of
 
     _, registry = _open(options)
     old = registry.version(first)
-    new = registry.version(second if second is not None else current_of(registry).version)
+    new = _version(registry, second)
     changes = differences(old, new)
     if options.as_json:
         emit({"versions": [old.number, new.number], **changes})
@@ -231,19 +227,14 @@ def gc(
 @versions.command()
 def verify(
     options: JsonOptions,
-    number: Annotated[
-        int | None,
-        typer.Argument(metavar="N", help="Version number.", min=1, show_default="the current version"),
-    ] = None,
+    number: CurrentNumber = None,
 ) -> None:
     """Check every file of a version, and of the versions it builds on, against its manifest.
 
     With serve.trusted_keys_file, signatures are checked too.
     """
-    from clickline.artifacts.promotion import current_of
-
     config, registry = _open(options, any_version=False)
-    version = registry.version(number if number is not None else current_of(registry).version)
+    version = _version(registry, number)
     chain = registry.chain(version)
     for one in chain:
         registry.verify(one, registry.fetch(one, Path(config.cache.dir, "versions")))
@@ -286,15 +277,19 @@ def keygen(
 # ── the registry ───────────────────────────────────────────────────────────────────────────────
 
 
-def _open(
-    config_file: Path, overrides: list[str] | None, *, any_version: bool = True
-) -> tuple[Config, Registry]:
+def _open(options: JsonOptions, *, any_version: bool = True) -> tuple[Config, Registry]:
     """The config and its registry; `any_version` also opens versions whose signature servers would refuse."""
     from clickline.artifacts.from_config import registry_of
-    from clickline.config import load_config
 
-    config = load_config(config_file, overrides or ())
+    config = options.config()
     return config, registry_of(config, any_version=any_version)
+
+
+def _version(registry: Registry, number: int | None) -> Version:
+    """The version of this number, or else the current one."""
+    from clickline.artifacts.promotion import current_of
+
+    return registry.version(current_of(registry).version if number is None else number)
 
 
 def _report_move(moved: MoveResult, as_json: bool) -> None:

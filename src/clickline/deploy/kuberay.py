@@ -75,24 +75,17 @@ def ray_job_for(plan: DeployPlan, command: list[str]) -> Object:
             "env": [{"name": "HOME", "value": "/tmp"}, {"name": "RAY_USAGE_STATS_ENABLED", "value": "0"}],
             "volumeMounts": [{"name": "tmp", "mountPath": "/tmp"}],
         }
-    job = plan.object(
-        "ray.io/v1",
-        "RayJob",
-        # The submitter is a Job of the same name. The operator would mistake an existing Job, such as the pipeline's,
-        # for it and never submit the entrypoint.
-        plan.object_name("ray"),
-        "pipeline",
-        {
-            "spec": {
-                "entrypoint": join([*command, "-c", str(WORKING_FOLDER / "clickline.yaml")]),
-                "backoffLimit": plan.deploy.workflow.retries,
-                "shutdownAfterJobFinishes": True,
-                "ttlSecondsAfterFinished": _TTL_SECONDS,
-                "submitterPodTemplate": _submitter(plan),
-                "rayClusterSpec": cluster,
-            }
-        },
-    )
+    spec = {
+        "entrypoint": join([*command, "-c", str(WORKING_FOLDER / "clickline.yaml")]),
+        "backoffLimit": plan.deploy.workflow.retries,
+        "shutdownAfterJobFinishes": True,
+        "ttlSecondsAfterFinished": _TTL_SECONDS,
+        "submitterPodTemplate": _submitter(plan),
+        "rayClusterSpec": cluster,
+    }
+    # The submitter is a Job of the same name. The operator would mistake an existing Job, such as the pipeline's, for
+    # it and never submit the entrypoint.
+    job = plan.object("ray.io/v1", "RayJob", "pipeline", name=plan.object_name("ray"), spec=spec)
     job["metadata"]["labels"] |= _gang(plan)
     return job
 

@@ -10,7 +10,6 @@ The driver joins from a pod of its own. Volcano and KubeRay start the same pods 
 from __future__ import annotations
 
 import math
-from typing import Any
 
 from clickline.config import Config
 from clickline.config.deploy_sections import amount
@@ -246,11 +245,8 @@ def ray_service(plan: DeployPlan) -> Object:
 def _stateful_set(plan: DeployPlan, role: str, replicas: int | None, template: Object) -> Object:
     """A StatefulSet whose pods restart independently. Without `replicas` an apply does not undo the scaling of the
     pipeline."""
-    body: dict[str, Any] = {
-        **({} if replicas is None else {"replicas": replicas}),
-        "serviceName": plan.object_name("ray"),
-        "podManagementPolicy": "Parallel",
-        "selector": {"matchLabels": plan.selector(role)},
-        "template": template,
-    }
-    return plan.object("apps/v1", "StatefulSet", plan.object_name(role), role, {"spec": body})
+    size = {} if replicas is None else {"replicas": replicas}
+    service = plan.object_name("ray")
+    return plan.workload(
+        "StatefulSet", role, template, **size, serviceName=service, podManagementPolicy="Parallel"
+    )
