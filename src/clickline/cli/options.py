@@ -77,7 +77,7 @@ class ProgressOptions(JsonOptions):
 class CommandGroup(typer.Typer):
     """Commands whose first parameter may be one of these groups: its fields become options after the command's own."""
 
-    def command(self, name: str | None = None, **settings: Any) -> Callable[[_Command], _Command]:  # type: ignore[override]
+    def command(self, name: str | None = None, **settings: Any) -> Callable[[_Command], _Command]:
         register = super().command(name, **settings)
 
         def decorate(command: _Command) -> _Command:

@@ -38,6 +38,7 @@ from clickline.config.value_types import (
     holds_password,
     is_loopback,
     looks_secret,
+    ordered,
     parse_bytes,
 )
 
@@ -709,10 +710,7 @@ class WorkersSection(Section):
     )
 
     def checks(self) -> Iterator[Complaint]:
-        if self.max is not None and self.max < self.min:
-            yield Complaint(
-                ("max",), f"is {self.max}, below min {self.min}.", "Raise max or lower min.", ("min",)
-            )
+        yield from ordered(self, "min", "max")
 
 
 class TrainSection(Section):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import glob
 import ipaddress
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from fractions import Fraction
 from pathlib import Path
@@ -56,6 +56,15 @@ class Complaint(NamedTuple):
     problem: str
     remedy: str
     also: tuple[str, ...] = ()
+
+
+def ordered(
+    section: Section, low: str, high: str, size: Callable[[Any], float] = float
+) -> Iterator[Complaint]:
+    """The complaint about a maximum that is below the minimum."""
+    least, most = getattr(section, low), getattr(section, high)
+    if most is not None and size(most) < size(least):
+        yield Complaint((high,), f"is {most}, below {low} {least}.", f"Raise {high} or lower {low}.", (low,))
 
 
 def is_loopback(host: str) -> bool:

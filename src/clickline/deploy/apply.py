@@ -228,13 +228,9 @@ def _check_prerequisites(
 ) -> Object | None:
     """Check the prerequisites; returns the namespace if it has to be created."""
     check_apis(kube, ordered)
-    fresh = check_namespace(kube, _own_namespace(ordered), namespace)
+    fresh = check_namespace(kube, ordered, namespace)
     check_references(kube, ordered, namespace, notes)
     return fresh
-
-
-def _own_namespace(objects: Sequence[Object]) -> Object | None:
-    return next((item for item in objects if item["kind"] == "Namespace"), None)
 
 
 def _await_references(
@@ -250,7 +246,7 @@ def _await_references(
     if it was created."""
     if not missing.namespaced:
         raise ClusterError(f"{missing}\n{_NOTHING_CHANGED}") from missing
-    made = check_namespace(kube, _own_namespace(ordered), namespace)
+    made = check_namespace(kube, ordered, namespace)
     state = _NOTHING_CHANGED
     if made is not None:
         create_namespace(kube, made)
@@ -276,6 +272,7 @@ def _await_references(
 def _plan_all(
     kube: Kube, ordered: Sequence[Object], *, name: str, namespace: str, progress: Progress
 ) -> ChangeSet:
+    """One change per object, from a server-side dry run. All problems are reported at once."""
     with SlowTask(progress, "listing existing objects") as slow:
         there = find_objects(kube, name=name, namespace=namespace, on_progress=slow.tick)
     now = {_identity(item) for item in ordered}
@@ -287,24 +284,10 @@ def _plan_all(
     others = [item for item in old if _runs_pipeline(item)]
     problems = [_still_running(item) for item in others if _is_active(item)]
     steps = [ObjectChange(item, "removed", item) for item in others]
-    steps += _plan_objects(kube, ordered, name, problems, progress)
-    return ChangeSet(steps, [item for item in old if item not in others], there.not_listed)
-
-
-def _rank(item: Object) -> int:
-    key = (item["apiVersion"], item["kind"])
-    return KINDS.index(key) if key in KINDS else len(KINDS)
-
-
-def _plan_objects(
-    kube: Kube, objects: Sequence[Object], name: str, problems: list[str], progress: Progress
-) -> list[ObjectChange]:
-    """One change per object, from a server-side dry run. All problems are reported at once."""
-    steps: list[ObjectChange] = []
     kube.warnings.clear()  # keep only those about objects that change
     with SlowTask(progress, "server-side dry run") as slow:
-        for n, item in enumerate(objects):
-            slow.tick(f"{n} of {len(objects)} objects, now {describe(item)}")
+        for n, item in enumerate(ordered):
+            slow.tick(f"{n} of {len(ordered)} objects, now {describe(item)}")
             warned = len(kube.warnings)
             live = kube.live(item)
             try:
@@ -318,7 +301,12 @@ def _plan_objects(
                     del kube.warnings[warned:]  # it was reported when the object was created
     if problems:
         raise ClusterError("\n".join([*problems, _NOTHING_CHANGED]))
-    return steps
+    return ChangeSet(steps, [item for item in old if item not in others], there.not_listed)
+
+
+def _rank(item: Object) -> int:
+    key = (item["apiVersion"], item["kind"])
+    return KINDS.index(key) if key in KINDS else len(KINDS)
 
 
 # ── one pipeline at a time ─────────────────────────────────────────────────────────────────────

@@ -179,7 +179,7 @@ def summarize(found: Mapping[str, Any]) -> dict[str, Any]:
         for one in objects
         if one["kind"] == "PersistentVolumeClaim"
     ]
-    workloads = [one for one in objects if (one["apiVersion"], one["kind"]) in WORKLOADS and not _owned(one)]
+    workloads = own_workloads(objects)
     wanted: dict[str, int | None] = {}
     for one in workloads:
         for role, desired in desired_pods(one).items():
@@ -205,12 +205,17 @@ def summarize(found: Mapping[str, Any]) -> dict[str, Any]:
         "namespace": found["namespace"],
         "state": next((state for state in _STATE_ORDER if state in states), "absent"),
         "roles": roles,
-        "versions": _versions(roles),
+        "versions": next((role["versions"] for role in roles if role["role"] == "predictor"), []),
         "endpoints": _endpoints(objects),
         "claims": claims,
         "errors": _errors(found["events"], objects, roles, name),
         "notes": list(found["notes"]),
     }
+
+
+def own_workloads(objects: Sequence[Object]) -> list[Object]:
+    """The workloads, without those that controllers created for others."""
+    return [one for one in objects if (one["apiVersion"], one["kind"]) in WORKLOADS and not _owned(one)]
 
 
 def _owned(item: Object) -> bool:
@@ -261,12 +266,11 @@ def _role_status(
     events: Sequence[Object],
     claims: Mapping[str, str],
 ) -> dict[str, Any]:
-    alive = [pod for pod in pods if _phase(pod) not in ("Succeeded", "Failed")]
     shown_pods = [pod_status(pod, role, served, events, claims) for pod in pods]
-    ready = sum(_ready(pod) for pod in alive)
+    ready = sum(_ready(pod) for pod in pods if not is_over(pod))
     states = [workload_state(one) for one in workloads]
-    state, why = _worst(states)
-    newest = max(pods, key=_created, default=None)
+    state, why = next((one for worst in _STATE_ORDER for one in states if one[0] == worst), ("waiting", ""))
+    newest = max(pods, key=created, default=None)
     if state == "scheduled" and newest is not None and _phase(newest) == "Failed":
         state = "failed"  # the last run; the next one is scheduled
     if state not in ("done", "failed"):
@@ -287,7 +291,7 @@ def _role_status(
             why = _joined(why, *again, f"last attempt: {tried}")
     elif state == "failed":
         ended = [pod for pod in pods if _phase(pod) == "Failed"]
-        why = _joined(why, _pod_state(max(ended, key=_created), role)[1] if ended else "")
+        why = _joined(why, _pod_state(max(ended, key=created), role)[1] if ended else "")
     if state == "done":
         ready = desired or 0
     versions = sorted(
@@ -314,9 +318,9 @@ def _last_failure(workloads: Sequence[Object], pods: Sequence[Object], role: str
     retry."""
     if all(one["kind"] in LONG_RUNNING for one in workloads):
         return ""
-    run = _run_name(max(pods, key=_created, default={}))
+    run = _run_name(max(pods, key=created, default={}))
     failed = [pod for pod in pods if _phase(pod) == "Failed" and _run_name(pod) == run]
-    return _pod_state(max(failed, key=_created), role)[1] if failed else ""
+    return _pod_state(max(failed, key=created), role)[1] if failed else ""
 
 
 _RUN_LABELS = ("batch.kubernetes.io/job-name", "workflows.argoproj.io/workflow")
@@ -326,18 +330,6 @@ def _run_name(pod: Object) -> str | None:
     """The Job or Workflow of a pod: a CronJob or CronWorkflow creates one per run."""
     labels = (pod.get("metadata") or {}).get("labels") or {}
     return next((str(labels[key]) for key in _RUN_LABELS if key in labels), None)
-
-
-def _worst(states: Sequence[tuple[str, str]]) -> tuple[str, str]:
-    for wanted in _STATE_ORDER:
-        for state, why in states:
-            if state == wanted:
-                return state, why
-    return "waiting", ""
-
-
-def _versions(roles: Sequence[Mapping[str, Any]]) -> list[int]:
-    return next((role["versions"] for role in roles if role["role"] == "predictor"), [])
 
 
 # ── workloads ──────────────────────────────────────────────────────────────────────────────────
@@ -481,8 +473,13 @@ def _times(count: int) -> str:
     return "once" if count == 1 else f"{count} times"
 
 
-def _created(pod: Object) -> str:
+def created(pod: Object) -> str:
     return str(pod["metadata"].get("creationTimestamp", ""))
+
+
+def is_over(pod: Object) -> bool:
+    """Whether a pod has ended."""
+    return _phase(pod) in ("Succeeded", "Failed")
 
 
 def _phase(item: Object) -> str:
@@ -495,7 +492,8 @@ def _ready(pod: Object) -> bool:
     return any(one["type"] == "Ready" and one["status"] == "True" for one in conditions)
 
 
-def _containers(pod: Object) -> list[Object]:
+def containers(pod: Object) -> list[Object]:
+    """The status of each container, the initial ones first."""
     status = pod.get("status") or {}
     return [*(status.get("initContainerStatuses") or ()), *(status.get("containerStatuses") or ())]
 
@@ -525,10 +523,10 @@ def pod_status(
     return {
         "pod": name,
         "node": (pod.get("spec") or {}).get("nodeName"),
-        "alive": _phase(pod) not in ("Succeeded", "Failed"),
+        "alive": not is_over(pod),
         "state": state,
         "why": why,
-        "restarts": sum(one.get("restartCount", 0) for one in _containers(pod)),
+        "restarts": sum(one.get("restartCount", 0) for one in containers(pod)),
         "version": answer.get("version"),
         "words": answer.get("words"),
     }
@@ -546,7 +544,7 @@ def _pod_state(pod: Object, role: str) -> tuple[str, str]:
     for one in status.get("conditions") or ():
         if one["type"] == "PodScheduled" and one["status"] == "False":
             return "waiting", f"Pending: {one.get('message') or one.get('reason') or 'no node yet'}"
-    for one in _containers(pod):
+    for one in containers(pod):
         waiting = (one.get("state") or {}).get("waiting") or {}
         reason = waiting.get("reason", "")
         if reason == "CrashLoopBackOff":
@@ -554,7 +552,7 @@ def _pod_state(pod: Object, role: str) -> tuple[str, str]:
         if reason in _WAITING_REASONS:
             words = f" ({waiting['message']})" if waiting.get("message") else ""
             return "failed", f"{reason} in {one['name']}: {_WAITING_REASONS[reason]}{words}"
-    restarted = [one for one in _containers(pod) if one.get("restartCount")]
+    restarted = [one for one in containers(pod) if one.get("restartCount")]
     if phase == "Running" and _ready(pod):
         return "running", "; ".join(
             f"restarted {_times(one['restartCount'])}, last {_last_termination(one, role)}"
@@ -577,7 +575,7 @@ def _failure(pod: Object, role: str) -> str:
     """Why a finished pod failed: its first failed container, except sidecars, which are terminated with the pod."""
     initial = (pod.get("spec") or {}).get("initContainers") or ()
     sidecars = {one["name"] for one in initial if one.get("restartPolicy") == "Always"}
-    for one in _containers(pod):
+    for one in containers(pod):
         if one["name"] in sidecars:
             continue
         ended = (one.get("state") or {}).get("terminated") or {}

@@ -8,7 +8,16 @@ import time
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from clickline.deploy.deploy_status import LONG_RUNNING, SCHEDULED, WORKLOADS, desired_pods, workload_state
+from clickline.deploy.deploy_status import (
+    LONG_RUNNING,
+    SCHEDULED,
+    WORKLOADS,
+    containers,
+    created,
+    desired_pods,
+    finished,
+    is_over,
+)
 from clickline.deploy.kube_client import ApiError, Kube
 from clickline.deploy.objects import Object, instance_labels
 from clickline.errors import ClusterError
@@ -38,9 +47,7 @@ def list_pods(kube: Kube, *, name: str, namespace: str, role: str | None) -> lis
     """The pods of a role, or of all roles; oldest first."""
     labels = instance_labels(name) | ({} if role is None else {"app.kubernetes.io/component": role})
     found = kube.list("v1", "Pod", namespace, labels)
-    return sorted(
-        found, key=lambda pod: (pod["metadata"].get("creationTimestamp", ""), pod["metadata"]["name"])
-    )
+    return sorted(found, key=lambda pod: (created(pod), pod["metadata"]["name"]))
 
 
 def last_lines(
@@ -58,11 +65,10 @@ def last_lines(
 
 def _sources(pod: Object) -> list[_Source]:
     """The containers that have started."""
-    status = pod.get("status") or {}
     metadata = pod["metadata"]
     return [
         _Source(metadata["name"], metadata.get("uid", ""), one["name"], one.get("restartCount", 0))
-        for one in (*(status.get("initContainerStatuses") or ()), *(status.get("containerStatuses") or ()))
+        for one in containers(pod)
         if not (one.get("state") or {}).get("waiting") or one.get("restartCount", 0)
     ]
 
@@ -105,12 +111,11 @@ def follow(
     while True:
         found = list_pods(kube, name=name, namespace=namespace, role=role)
         for pod in found:
-            ended = (pod.get("status") or {}).get("phase") in ("Succeeded", "Failed")
             for source in _sources(pod):
                 reader = readers.get(source)
                 if source in done or (reader is not None and reader.is_alive()):
                     continue
-                if reader is not None and ended:
+                if reader is not None and is_over(pod):
                     done.add(source)  # read to the end after the pod had finished
                     continue
                 readers[source] = threading.Thread(target=read, args=(source,), daemon=True)
@@ -135,7 +140,7 @@ def follow(
 
 def _is_finished(kube: Kube, found: Sequence[Object], *, name: str, namespace: str, role: str | None) -> bool:
     """Whether no pod runs and none will."""
-    if any((pod.get("status") or {}).get("phase") not in ("Succeeded", "Failed") for pod in found):
+    if not all(map(is_over, found)):
         return False
     workloads = [
         one for api, kind in WORKLOADS for one in kube.list(api, kind, namespace, instance_labels(name))
@@ -143,6 +148,5 @@ def _is_finished(kube: Kube, found: Sequence[Object], *, name: str, namespace: s
     if role is not None:
         workloads = [one for one in workloads if role in desired_pods(one)]
     return bool(workloads) and all(
-        one["kind"] not in (*LONG_RUNNING, *SCHEDULED) and workload_state(one)[0] in ("done", "failed")
-        for one in workloads
+        one["kind"] not in (*LONG_RUNNING, *SCHEDULED) and finished(one) for one in workloads
     )

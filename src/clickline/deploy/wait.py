@@ -10,8 +10,10 @@ from typing import Any
 from clickline.deploy.deploy_status import (
     EXIT_CODES,
     SCHEDULED,
-    WORKLOADS,
+    created,
     fetch_status,
+    is_over,
+    own_workloads,
     summarize,
     workload_state,
 )
@@ -90,11 +92,7 @@ def rollout_state(found: Mapping[str, Any]) -> WaitResult:
     """The state of the rollout, from what `fetch_status` returned."""
     summary = summarize(found)
     objects: Sequence[Object] = found["objects"]
-    workloads = [
-        one
-        for one in objects
-        if (one["apiVersion"], one["kind"]) in WORKLOADS and not one["metadata"].get("ownerReferences")
-    ]
+    workloads = own_workloads(objects)
     once = [
         one for one in workloads if label(one, "component") == "pipeline" and one["kind"] not in SCHEDULED
     ]
@@ -169,7 +167,7 @@ def _outdated(objects: Sequence[Object], summary: Mapping[str, Any]) -> list[str
 def _pipeline_pods(objects: Sequence[Object]) -> list[Object]:
     """The pods of the pipeline, the newest first."""
     pods = [one for one in objects if one["kind"] == "Pod" and label(one, "component") == "pipeline"]
-    return sorted(pods, key=lambda one: str(one["metadata"].get("creationTimestamp", "")), reverse=True)
+    return sorted(pods, key=created, reverse=True)
 
 
 def _terminations(pod: Object) -> list[Object]:
@@ -231,7 +229,7 @@ class _LogForwarder:
 
     def read(self, pods: Sequence[Object]) -> None:
         if self.finished is None:
-            self.finished = {one["metadata"]["name"] for one in pods if _is_finished(one)}
+            self.finished = {one["metadata"]["name"] for one in pods if is_over(one)}
         if self.denied:
             return
         training = [
@@ -254,7 +252,3 @@ class _LogForwarder:
             if line.container in _LOGGED_CONTAINERS and (line.at, line.text) not in self.seen.get(source, ()):
                 self.progress.log(f"{line.pod} {line.text}")
         self.seen |= now
-
-
-def _is_finished(pod: Object) -> bool:
-    return (pod.get("status") or {}).get("phase") in ("Succeeded", "Failed")
