@@ -7,7 +7,7 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypedDict
 
@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from clickline.deploy.apply import ApplyResult, DeleteResult
     from clickline.deploy.data_volume import TransferResult
     from clickline.deploy.kube_client import Kube
-    from clickline.deploy.objects import Object
     from clickline.deploy.render import Rendered
     from clickline.deploy.wait import WaitResult
 
@@ -121,9 +120,7 @@ def render(
 
 
 @deploy.command()
-def diff(
-    options: _ProgressOptions,
-) -> None:
+def diff(options: _ProgressOptions) -> None:
     """Show what `deploy apply` would change on the cluster, without changing anything.
 
     Like `kubectl diff`, it compares each live object with the result of a server-side dry run. Exit 0 if nothing would
@@ -133,13 +130,14 @@ def diff(
     from clickline.deploy.object_diff import object_diffs
 
     with _failing_above_one(), options.cluster() as kube:
-        request = _ApplyRequest.prepare(kube, options)
+        rendered = _rendered(kube, options)
+        target = _target(options.config())
         with options.progress() as progress:
-            changes = plan_changes(kube, request.objects, **request.target, progress=progress)
+            changes = plan_changes(kube, rendered.objects, **target, progress=progress)
     found = object_diffs(changes.steps)
     if options.as_json:
-        notes = [*request.notes, *changes.notes]
-        emit({**request.target, "changes": [asdict(one) for one in found], "notes": notes})
+        notes = [*rendered.notes, *changes.notes]
+        emit({**target, "changes": [asdict(one) for one in found], "notes": notes})
     else:
         for one in found:
             typer.echo(f"{one.action} {one.object}")
@@ -147,7 +145,7 @@ def diff(
                 typer.secho(line, fg={"+": "green", "-": "red", "@": "cyan"}.get(line[:1]))
         _notes(changes.notes)
         many = f"{pluralize(len(found), 'object')} would change; `clickline deploy apply` makes the changes"
-        note(f"{request.place}: {many if found else 'nothing would change'}")
+        note(f"{_place(**target)}: {many if found else 'nothing would change'}")
     if found:
         raise typer.Exit(ExitCode.FAILED)
 
@@ -190,16 +188,16 @@ def apply(
     begun = time.monotonic()
     outcome = None
     with options.cluster() as kube:
-        request = _ApplyRequest.prepare(kube, options)
-        target = request.target
+        rendered = _rendered(kube, options)
+        target = _target(options.config())
         with options.progress() as progress:
             if dry_run:
-                done = plan_changes(kube, request.objects, **target, progress=progress).as_result()
+                done = plan_changes(kube, rendered.objects, **target, progress=progress).as_result()
             else:
                 wait_seconds = timeout if wait else 0.0
                 done = run(
                     kube,
-                    request.objects,
+                    rendered.objects,
                     **target,
                     prune=prune,
                     progress=progress,
@@ -212,17 +210,17 @@ def apply(
                 outcome = await_deployed(
                     kube,
                     **target,
-                    **_metrics(request.config),
+                    **_metrics(options.config()),
                     seconds=timeout - (time.monotonic() - begun),
                     progress=Progress() if options.as_json or options.quiet else progress,
                 )
     if options.as_json:
-        document = {**target, "dry_run": dry_run, **asdict(done), "notes": [*request.notes, *done.notes]}
+        document = {**target, "dry_run": dry_run, **asdict(done), "notes": [*rendered.notes, *done.notes]}
         if outcome is not None:
             document["waited"] = {"state": outcome.state, "words": outcome.message}
         emit(document)
     elif outcome is not None:
-        _show_outcome(outcome, request.place, timeout)
+        _show_outcome(outcome, _place(**target), timeout)
     if done.failed:
         raise typer.Exit(ExitCode.FAILED)
     if outcome is not None and outcome.state != "done":
@@ -503,42 +501,29 @@ def _target(config: Config) -> _Target:
     return {"name": config.name, "namespace": config.deploy.namespace}
 
 
+def _place(name: str, namespace: str) -> str:
+    return f"{name} in namespace {namespace}"
+
+
 def _metrics(config: Config) -> _Metrics:
     return {"metrics_port": config.serve.metrics_port, "tls": config.serve.tls is not None}
 
 
-@dataclass(frozen=True)
-class _ApplyRequest:
-    """What is to be applied, and notes on it."""
+def _rendered(kube: Kube, options: _ProgressOptions) -> Rendered:
+    """What is to be applied, with the notes that no earlier apply has shown. Shows these, and which --set values of the
+    last apply are no longer given."""
+    from clickline.deploy.apply_record import dropped_overrides, read_record, with_record
+    from clickline.deploy.render import render
 
-    config: Config
-    objects: list[Object]
-    notes: list[str]
-    """Those that no earlier apply has shown."""
-
-    @classmethod
-    def prepare(cls, kube: Kube, options: _ProgressOptions) -> _ApplyRequest:
-        """Render the objects. Shows new notes, and which --set values of the last apply are no longer given."""
-        from clickline.deploy.apply_record import dropped_overrides, read_record, with_record
-        from clickline.deploy.render import render
-
-        given = options.overrides or ()
-        rendered = render(options.config_file, options.changes())
-        record = read_record(kube, rendered.objects)
-        notes = record.new_notes(rendered.notes)
-        dropped = dropped_overrides(options.config_file, record.overrides, given)
-        _notes([*notes, *dropped])
-        if dropped:
-            note("--set counts for one apply: repeat it, or write it into the config to keep it.")
-        return cls(options.config(), with_record(rendered.objects, given, rendered.notes), notes)
-
-    @property
-    def target(self) -> _Target:
-        return _target(self.config)
-
-    @property
-    def place(self) -> str:
-        return f"{self.config.name} in namespace {self.config.deploy.namespace}"
+    given = options.overrides or ()
+    rendered = render(options.config_file, options.changes())
+    record = read_record(kube, rendered.objects)
+    notes = record.new_notes(rendered.notes)
+    dropped = dropped_overrides(options.config_file, record.overrides, given)
+    _notes([*notes, *dropped])
+    if dropped:
+        note("--set counts for one apply: repeat it, or write it into the config to keep it.")
+    return replace(rendered, objects=with_record(rendered.objects, given, rendered.notes), notes=notes)
 
 
 @contextmanager
@@ -586,7 +571,7 @@ def _show_applied(done: ApplyResult, name: str, namespace: str, *, dry_run: bool
     else:
         summary = f"{many} created or changed" if count else "nothing to change"
         hint = "`clickline deploy status` shows its state"
-    typer.echo(f"{name} in namespace {namespace}: {summary}; {hint}")
+    typer.echo(f"{_place(name, namespace)}: {summary}; {hint}")
 
 
 def _show_outcome(outcome: WaitResult, place: str, timeout: float) -> None:
@@ -619,7 +604,7 @@ def _show_status(found: Mapping[str, Any]) -> None:
     if found["state"] == "absent":
         typer.echo(f"{name} is not deployed in namespace {namespace}: `clickline deploy apply` deploys it")
     else:
-        typer.echo(f"{name} in namespace {namespace}: {found['state']}\n")
+        typer.echo(f"{_place(name, namespace)}: {found['state']}\n")
         table(
             ("ROLE", "READY", "RESTARTS", "STATE", "VERSION", "WHY"),
             [

@@ -12,7 +12,7 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field
 
-from clickline.config.value_types import Complaint, LocalPath, Port, Section, as_type, ordered
+from clickline.config.value_types import Complaint, LocalPath, Port, Section, as_type, only_for, ordered
 
 SERVICE_VARIABLE = "CLICKLINE_SERVICE"
 """Set in the pods of predictors: the host name of their Service, or empty. A pod's own addresses help nobody."""
@@ -158,15 +158,10 @@ class ServingSection(Section):
                 ("replicas",), "is 0. Allowed with kind: knative only.", "Raise it to at least 1.", ("kind",)
             )
         ports = (self.http_node_port, self.grpc_node_port)
-        for key, port in zip(("http_node_port", "grpc_node_port"), ports, strict=True):
-            if port is not None and self.service == "ClusterIP":
-                yield Complaint(
-                    (key,),
-                    f"is {port}, but service is ClusterIP. Allowed only with NodePort or LoadBalancer.",
-                    f"Remove {key}, or set service: NodePort.",
-                    ("service",),
-                )
-            elif port is not None and not 30000 <= port <= 32767:
+        named = ("http_node_port", "grpc_node_port")
+        yield from only_for(self, "service", self.service, dict.fromkeys(named, ("NodePort", "LoadBalancer")))
+        for key, port in zip(named, ports, strict=True):
+            if port is not None and self.service != "ClusterIP" and not 30000 <= port <= 32767:
                 yield Complaint(
                     (key,),
                     f"is {port}. Allowed: 30000 to 32767, the default range of node ports.",
@@ -189,13 +184,13 @@ class ServingSection(Section):
 
 
 _VOLUME_KEYS = {
-    "new": ("storage_class", "access"),
-    "existing": ("claim",),
-    "nfs": ("server", "path"),
-    "host": ("path",),
-    "none": (),
+    "storage_class": ("new",),
+    "access": ("new",),
+    "claim": ("existing",),
+    "server": ("nfs",),
+    "path": ("nfs", "host"),
 }
-"""The keys of each kind of volume; all are required, except those of a new one."""
+"""Keys of a volume and the kinds that have them; all are required, except those of a new one."""
 
 
 class Volume(Section):
@@ -221,18 +216,10 @@ class Volume(Section):
     path: NodePath | None = Field(None, description="nfs: the exported folder; host: the node's folder.")
 
     def checks(self) -> Iterator[Complaint]:
-        for key in _VOLUME_KEYS[self.kind]:
-            if getattr(self, key) is None and self.kind != "new":
+        for key, kinds in _VOLUME_KEYS.items():
+            if getattr(self, key) is None and self.kind != "new" and self.kind in kinds:
                 yield Complaint((key,), f"is missing, and kind: {self.kind} needs it.", "Set it.", ("kind",))
-        for key in dict.fromkeys(key for keys in _VOLUME_KEYS.values() for key in keys):
-            if getattr(self, key) is not None and key not in _VOLUME_KEYS[self.kind]:
-                kinds = " or ".join(kind for kind, keys in _VOLUME_KEYS.items() if key in keys)
-                yield Complaint(
-                    (key,),
-                    f"is set, but kind is {self.kind}. Allowed only for {kinds}.",
-                    f"Remove {key}, or change kind.",
-                    ("kind",),
-                )
+        yield from only_for(self, "kind", self.kind, _VOLUME_KEYS)
 
 
 class DataVolume(Volume):
