@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, TypedDict
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -32,20 +32,6 @@ data = CommandGroup(help="Copy files to and from the data volume.", no_args_is_h
 deploy.add_typer(data, name="data")
 
 _WATCH_SECONDS = 2.0
-
-
-class _Target(TypedDict):
-    """What identifies a deployment on a cluster."""
-
-    name: str
-    namespace: str
-
-
-class _Metrics(TypedDict):
-    """How the predictors' metrics are reached, which report their version."""
-
-    metrics_port: int
-    tls: bool
 
 
 _ROLES = ("pipeline", "trainer", "ray-head", "ray-worker", "predictor", "lookup", "tracking", "data")
@@ -130,14 +116,14 @@ def diff(options: _ProgressOptions) -> None:
     from clickline.deploy.object_diff import object_diffs
 
     with _failing_above_one(), options.cluster() as kube:
+        config = options.config()
         rendered = _rendered(kube, options)
-        target = _target(options.config())
         with options.progress() as progress:
-            changes = plan_changes(kube, rendered.objects, **target, progress=progress)
+            changes = plan_changes(kube, config, rendered.objects, progress)
     found = object_diffs(changes.steps)
     if options.as_json:
         notes = [*rendered.notes, *changes.notes]
-        emit({**target, "changes": [asdict(one) for one in found], "notes": notes})
+        emit({**_target(config), "changes": [asdict(one) for one in found], "notes": notes})
     else:
         for one in found:
             typer.echo(f"{one.action} {one.object}")
@@ -145,7 +131,7 @@ def diff(options: _ProgressOptions) -> None:
                 typer.secho(line, fg={"+": "green", "-": "red", "@": "cyan"}.get(line[:1]))
         _notes(changes.notes)
         many = f"{pluralize(len(found), 'object')} would change; `clickline deploy apply` makes the changes"
-        note(f"{_place(**target)}: {many if found else 'nothing would change'}")
+        note(f"{_place(config)}: {many if found else 'nothing would change'}")
     if found:
         raise typer.Exit(ExitCode.FAILED)
 
@@ -188,39 +174,38 @@ def apply(
     begun = time.monotonic()
     outcome = None
     with options.cluster() as kube:
+        config = options.config()
         rendered = _rendered(kube, options)
-        target = _target(options.config())
         with options.progress() as progress:
             if dry_run:
-                done = plan_changes(kube, rendered.objects, **target, progress=progress).as_result()
+                done = plan_changes(kube, config, rendered.objects, progress).as_result()
             else:
-                wait_seconds = timeout if wait else 0.0
+                seconds = timeout if wait else 0.0
                 done = run(
-                    kube,
-                    rendered.objects,
-                    **target,
-                    prune=prune,
-                    progress=progress,
-                    wait_seconds=wait_seconds,
+                    kube, config, rendered.objects, prune=prune, progress=progress, wait_seconds=seconds
                 )
         if not options.as_json:
-            _show_applied(done, **target, dry_run=dry_run)
+            _show_applied(done, config, dry_run=dry_run)
         if wait and not done.failed:
             with options.progress() as progress:
                 outcome = await_deployed(
                     kube,
-                    **target,
-                    **_metrics(options.config()),
+                    config,
                     seconds=timeout - (time.monotonic() - begun),
                     progress=Progress() if options.as_json or options.quiet else progress,
                 )
     if options.as_json:
-        document = {**target, "dry_run": dry_run, **asdict(done), "notes": [*rendered.notes, *done.notes]}
+        document = {
+            **_target(config),
+            "dry_run": dry_run,
+            **asdict(done),
+            "notes": [*rendered.notes, *done.notes],
+        }
         if outcome is not None:
             document["waited"] = {"state": outcome.state, "words": outcome.message}
         emit(document)
     elif outcome is not None:
-        _show_outcome(outcome, _place(**target), timeout)
+        _show_outcome(outcome, _place(config), timeout)
     if done.failed:
         raise typer.Exit(ExitCode.FAILED)
     if outcome is not None and outcome.state != "done":
@@ -241,7 +226,7 @@ def status(
     config = options.config()
     with options.cluster() as kube:
         while True:
-            found = summarize(fetch_status(kube, **_target(config), **_metrics(config)))
+            found = summarize(fetch_status(kube, config))
             if options.as_json:
                 emit(found)
             else:
@@ -281,26 +266,26 @@ def logs(
     if options.namespace is not None and options.namespace.isdigit():
         problem = f"is {options.namespace}: it names the namespace, as with kubectl."
         raise wrong_argument("-n", problem, f"Write --lines {options.namespace}.")
-    target = _target(options.config())
-    name, namespace = target["name"], target["namespace"]
+    config = options.config()
+    namespace = config.deploy.namespace
 
     def show(line: PodLogLine) -> None:
         inner = "" if line.container == role or line.container in _ROLES else f"/{line.container}"
         say(f"{line.pod}{inner} {line.text}")
 
     with options.cluster() as kube:
-        pods = list_pods(kube, **target, role=role)
+        pods = list_pods(kube, config, role)
         if not pods:
             of_role = f" of role {role}" if role else ""
             note(
-                f"{name} has no pods{of_role} in namespace {namespace}: `clickline deploy status` shows more"
+                f"{config.name} has no pods{of_role} in namespace {namespace}: `clickline deploy status` shows more"
                 + (". Waiting for some." if follow else "")
             )
         shown = last_lines(kube, pods, namespace=namespace, lines=lines, previous=previous)
         for line in shown:
             show(line)
         if follow:
-            for line in follow_logs(kube, **target, role=role, after=shown):
+            for line in follow_logs(kube, config, role, shown):
                 show(line)
 
 
@@ -320,27 +305,27 @@ def delete(
     from clickline.deploy.apply import delete_objects, find_objects, objects_to_delete
     from clickline.deploy.objects import describe
 
-    target = _target(options.config())
+    config = options.config()
     with options.cluster() as kube:
-        found = find_objects(kube, **target)
+        found = find_objects(kube, config)
         doomed = objects_to_delete(found, with_data=with_data)
         if doomed and not yes:
-            where = f"namespace {target['namespace']} of {kube.where} ({kube.host})"
+            where = f"namespace {config.deploy.namespace} of {kube.where} ({kube.host})"
             if options.as_json or not sys.stdin.isatty():
                 problem = f"is missing: {pluralize(len(doomed), 'object')} would be deleted from {where}."
                 raise wrong_argument("--yes", problem, "Add it, or run this in a terminal.")
-            note(f"{target['name']} in {where}:")
+            note(f"{config.name} in {where}:")
             _notes(f"  {describe(item)}" for item in doomed)
             question = "Delete these, with all data on the volumes?" if with_data else "Delete these?"
             if not typer.confirm(question, err=True):
                 note("nothing was deleted")
                 raise typer.Exit(ExitCode.FAILED)
         with options.progress() as progress:
-            done = delete_objects(kube, found, **target, with_data=with_data, progress=progress)
+            done = delete_objects(kube, config, found, with_data=with_data, progress=progress)
     if options.as_json:
-        emit({**target, **asdict(done)})
+        emit({**_target(config), **asdict(done)})
     else:
-        _show_deleted(done, **target)
+        _show_deleted(done, config)
 
 
 @data.command()
@@ -497,16 +482,12 @@ def _path(variable: str) -> Path | None:
     return Path(value) if value else None
 
 
-def _target(config: Config) -> _Target:
+def _target(config: Config) -> dict[str, str]:
     return {"name": config.name, "namespace": config.deploy.namespace}
 
 
-def _place(name: str, namespace: str) -> str:
-    return f"{name} in namespace {namespace}"
-
-
-def _metrics(config: Config) -> _Metrics:
-    return {"metrics_port": config.serve.metrics_port, "tls": config.serve.tls is not None}
+def _place(config: Config) -> str:
+    return f"{config.name} in namespace {config.deploy.namespace}"
 
 
 def _rendered(kube: Kube, options: _ProgressOptions) -> Rendered:
@@ -545,7 +526,7 @@ def _notes(lines: Iterable[str]) -> None:
         note(line)
 
 
-def _show_applied(done: ApplyResult, name: str, namespace: str, *, dry_run: bool = False) -> None:
+def _show_applied(done: ApplyResult, config: Config, *, dry_run: bool = False) -> None:
     suffix = " (dry run)" if dry_run else ""
     for action in ("removed", "created", "changed", "replaced", "unchanged", "pruned"):
         for item in getattr(done, action):
@@ -557,7 +538,7 @@ def _show_applied(done: ApplyResult, name: str, namespace: str, *, dry_run: bool
     _notes(done.notes)
     if done.left_over:
         note(
-            f"left over from an earlier apply and no longer part of {name}: {', '.join(done.left_over)}. "
+            f"left over from an earlier apply and no longer part of {config.name}: {', '.join(done.left_over)}. "
             "`clickline deploy apply --prune` deletes them; claims and volumes only `deploy delete --with-data`."
         )
     if done.failed:
@@ -571,7 +552,7 @@ def _show_applied(done: ApplyResult, name: str, namespace: str, *, dry_run: bool
     else:
         summary = f"{many} created or changed" if count else "nothing to change"
         hint = "`clickline deploy status` shows its state"
-    typer.echo(f"{_place(name, namespace)}: {summary}; {hint}")
+    typer.echo(f"{_place(config)}: {summary}; {hint}")
 
 
 def _show_outcome(outcome: WaitResult, place: str, timeout: float) -> None:
@@ -589,14 +570,14 @@ def _show_outcome(outcome: WaitResult, place: str, timeout: float) -> None:
         )
 
 
-def _show_deleted(done: DeleteResult, name: str, namespace: str) -> None:
+def _show_deleted(done: DeleteResult, config: Config) -> None:
     for item in done.removed:
         typer.echo(f"deleted    {item}")
     for item in done.kept:
         typer.echo(f"kept       {item}")
     _notes(done.notes)
     if not done.removed:
-        typer.echo(f"{name} has no objects to delete in namespace {namespace}")
+        typer.echo(f"{config.name} has no objects to delete in namespace {config.deploy.namespace}")
 
 
 def _show_status(found: Mapping[str, Any]) -> None:
@@ -604,7 +585,7 @@ def _show_status(found: Mapping[str, Any]) -> None:
     if found["state"] == "absent":
         typer.echo(f"{name} is not deployed in namespace {namespace}: `clickline deploy apply` deploys it")
     else:
-        typer.echo(f"{_place(name, namespace)}: {found['state']}\n")
+        typer.echo(f"{name} in namespace {namespace}: {found['state']}\n")
         table(
             ("ROLE", "READY", "RESTARTS", "STATE", "VERSION", "WHY"),
             [

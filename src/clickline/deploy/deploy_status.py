@@ -6,6 +6,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from clickline.config import Config
 from clickline.deploy.kube_client import ApiError, Kube, if_allowed
 from clickline.deploy.objects import Object, describe, instance_labels, label
 from clickline.deploy.retained_volumes import reserved_claim
@@ -38,8 +39,9 @@ LONG_RUNNING = ("Deployment", "StatefulSet", "Service")
 SCHEDULED = ("CronJob", "CronWorkflow")
 
 
-def fetch_status(kube: Kube, *, name: str, namespace: str, metrics_port: int, tls: bool) -> dict[str, Any]:
+def fetch_status(kube: Kube, config: Config) -> dict[str, Any]:
     """What the cluster knows about a deployment: the argument of `summarize`."""
+    name, namespace = config.name, config.deploy.namespace
     notes: list[str] = []
 
     def listed(api_version: str, kind: str, note: str = "", **where: Any) -> list[Object]:
@@ -65,7 +67,7 @@ def fetch_status(kube: Kube, *, name: str, namespace: str, metrics_port: int, tl
         "objects": objects,
         "events": events,
         "volumes": _volumes(kube, objects, notes),
-        "served": _served_versions(kube, namespace, objects, metrics_port, notes, tls=tls),
+        "served": _served_versions(kube, config, objects, notes),
         "notes": [*notes, *unmeasured],
     }
 
@@ -128,7 +130,7 @@ def unbound_claims(kube: Kube, claims: Sequence[Object]) -> list[tuple[str, str,
 
 
 def _served_versions(
-    kube: Kube, namespace: str, objects: Sequence[Object], port: int, notes: list[str], *, tls: bool
+    kube: Kube, config: Config, objects: Sequence[Object], notes: list[str]
 ) -> dict[str, dict[str, Any]]:
     """The version of each serving pod, or why it has none; queried through the API server, which reaches all pods."""
     served: dict[str, dict[str, Any]] = {}
@@ -138,7 +140,7 @@ def _served_versions(
         for pod in running[:_MAX_QUERIED_PODS]:
             name = pod["metadata"]["name"]
             try:
-                served[name] = _query_version(kube, namespace, name, port, tls=tls)
+                served[name] = _query_version(kube, config, name)
             except ApiError as refused:
                 if refused.status == 403:
                     notes.append(
@@ -153,12 +155,18 @@ def _served_versions(
     return served
 
 
-def _query_version(kube: Kube, namespace: str, pod: str, port: int, *, tls: bool) -> dict[str, Any]:
-    status, text = kube.proxy_get(namespace, pod, port, "/metrics", tls=tls)
+def _query_version(kube: Kube, config: Config, pod: str) -> dict[str, Any]:
+    def get(path: str) -> tuple[int, str]:
+        serve = config.serve
+        return kube.proxy_get(
+            config.deploy.namespace, pod, serve.metrics_port, path, tls=serve.tls is not None
+        )
+
+    status, text = get("/metrics")
     version = re.search(r"^clickline_(?:lookup_)?version (\d+)", text, re.MULTILINE)
     if status == 200 and version and int(version[1]):
         return {"version": int(version[1])}
-    status, text = kube.proxy_get(namespace, pod, port, "/readyz", tls=tls)
+    status, text = get("/readyz")
     version = re.search(r"^version (\d+)", text, re.MULTILINE)
     if status == 200 and version:  # /metrics needs a token, which the API server does not forward
         return {"version": int(version[1])}
@@ -353,10 +361,7 @@ def finished(workload: Object) -> bool:
 def workload_state(workload: Object) -> tuple[str, str]:
     """Its state (running, waiting, failed, scheduled or done) and the reason."""
     status = workload.get("status") or {}
-    kind, api = workload["kind"], workload["apiVersion"]
-    conditions = {
-        one["type"]: one for one in status.get("conditions") or () if isinstance(one, dict) and "type" in one
-    }
+    kind, api, conditions = workload["kind"], workload["apiVersion"], _conditions(workload)
     if kind in ("Deployment", "StatefulSet"):
         desired = (workload.get("spec") or {}).get("replicas", 1)
         refused = conditions.get("ReplicaFailure", {})
@@ -487,9 +492,13 @@ def _phase(item: Object) -> str:
     return str((item.get("status") or {}).get("phase", "Pending"))
 
 
+def _conditions(item: Object) -> dict[str, Object]:
+    found = (item.get("status") or {}).get("conditions") or ()
+    return {one["type"]: one for one in found if isinstance(one, dict) and "type" in one}
+
+
 def _ready(pod: Object) -> bool:
-    conditions = (pod.get("status") or {}).get("conditions") or ()
-    return any(one["type"] == "Ready" and one["status"] == "True" for one in conditions)
+    return bool(_conditions(pod).get("Ready", {}).get("status") == "True")
 
 
 def containers(pod: Object) -> list[Object]:
@@ -541,9 +550,9 @@ def _pod_state(pod: Object, role: str) -> tuple[str, str]:
         return "failed", _failure(pod, role) or _reason(status)
     if pod["metadata"].get("deletionTimestamp"):
         return "waiting", "terminating"
-    for one in status.get("conditions") or ():
-        if one["type"] == "PodScheduled" and one["status"] == "False":
-            return "waiting", f"Pending: {one.get('message') or one.get('reason') or 'no node yet'}"
+    placed = _conditions(pod).get("PodScheduled", {})
+    if placed.get("status") == "False":
+        return "waiting", f"Pending: {placed.get('message') or placed.get('reason') or 'no node yet'}"
     for one in containers(pod):
         waiting = (one.get("state") or {}).get("waiting") or {}
         reason = waiting.get("reason", "")
@@ -704,8 +713,7 @@ def _is_resolved(item: Object, event: Object) -> bool:
         return _phase(item) == "Bound"
     if (item["apiVersion"], item["kind"]) in WORKLOADS:
         return workload_state(item)[0] in ("running", "done")
-    sign = {"Pod": "Ready", _SCALER: "ScalingActive"}.get(item["kind"])
-    for one in (item.get("status") or {}).get("conditions") or ():
-        if one["type"] == sign and one["status"] == "True":
-            return _event_time(event) <= str(one.get("lastTransitionTime", ""))
-    return False
+    sign = {"Pod": "Ready", _SCALER: "ScalingActive"}.get(item["kind"], "")
+    healthy = _conditions(item).get(sign, {})
+    since = str(healthy.get("lastTransitionTime", ""))
+    return healthy.get("status") == "True" and _event_time(event) <= since

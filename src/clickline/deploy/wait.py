@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from clickline.config import Config
 from clickline.deploy.deploy_status import (
     EXIT_CODES,
     SCHEDULED,
@@ -48,11 +49,8 @@ class WaitResult:
 
 def await_deployed(
     kube: Kube,
+    config: Config,
     *,
-    name: str,
-    namespace: str,
-    metrics_port: int,
-    tls: bool,
     seconds: float,
     progress: Progress,
     stuck_seconds: float = _STUCK_SECONDS,
@@ -60,11 +58,11 @@ def await_deployed(
     """Wait until all of it is done or failed, or the time is up (state `waiting`). Forwards the pipeline's log."""
     begun = time.monotonic()
     stuck_since: float | None = None
-    log, lost = _LogForwarder(kube, namespace, progress), 0
-    with SlowTask(progress, f"waiting for {name}") as slow:
+    log, lost = _LogForwarder(kube, config.deploy.namespace, progress), 0
+    with SlowTask(progress, f"waiting for {config.name}") as slow:
         while True:
             try:
-                found = fetch_status(kube, name=name, namespace=namespace, metrics_port=metrics_port, tls=tls)
+                found = fetch_status(kube, config)
                 log.read([one for one in found["objects"] if one["kind"] == "Pod"])
                 lost = 0
             except ClusterError as error:
