@@ -11,6 +11,7 @@ import typer
 
 from clickline.cli.console import emit, facts, number, requires_extra, say, show_progress
 from clickline.cli.options import ProgressOptions
+from clickline.progress import pluralize
 
 if TYPE_CHECKING:
     from clickline.client.predict.run import PredictResult, RequestResult
@@ -154,7 +155,7 @@ def _show(result: PredictResult) -> None:
         "p99.9": latency.p999,
         "highest": latency.highest,
     }
-    connections = "1 connection" if result.connections == 1 else f"{result.connections:,} connections"
+    connections = pluralize(result.connections, "connection")
     named: dict[str, object] = {
         "server": f"{result.address}, {result.protocol}, model {result.model}",
         "version": versions,

@@ -95,9 +95,8 @@ def _compare(
 ) -> None:
     from clickline.evaluation.report.comparison import METRICS
     from clickline.evaluation.report.comparison_page import comparison, write_comparison
-    from clickline.storage.storage import Storage as Places
 
-    page = out or Places.join(home, "comparisons", f"{old.name}-{new.name}.html")
+    page = out or storage.join(home, "comparisons", f"{old.name}-{new.name}.html")
     write_comparison((old.name, old.document), (new.name, new.document), page, storage)
     result = comparison(old.document, new.document)
     if as_json:
@@ -130,8 +129,6 @@ def _compare(
 
 def _find(text: str | None, home: str, storage: Storage) -> _Report:
     """The report that `text` names; by default that of the run that wrote something last."""
-    from clickline.storage.storage import Storage as Places
-
     if text is None:
         runs = _runs(home)
         if not runs:
@@ -140,9 +137,9 @@ def _find(text: str | None, home: str, storage: Storage) -> _Report:
             )
         return _read(runs[0], str(Path(home, "runs", runs[0], _REPORT)), storage)
     places = {
-        Places.join(home, "runs", text, _REPORT): text,
-        Places.join(home, "evaluations", f"{text.removesuffix('.json')}.json"): text.removesuffix(".json"),
-        Places.join(text, _REPORT): Path(text).name,
+        storage.join(home, "runs", text, _REPORT): text,
+        storage.join(home, "evaluations", f"{text.removesuffix('.json')}.json"): text.removesuffix(".json"),
+        storage.join(text, _REPORT): Path(text).name,
         text: Path(text).stem if Path(text).name != _REPORT else Path(text).resolve().parent.name,
     }
     for uri, name in places.items():
@@ -177,10 +174,8 @@ def _runs(home: str) -> list[str]:
 
 
 def _evaluations(home: str, storage: Storage) -> list[str]:
-    from clickline.storage.storage import Storage as Places
-
     try:
-        names = storage.names(Places.join(home, "evaluations"))
+        names = storage.names(storage.join(home, "evaluations"))
     except StorageError:  # the list is only a hint
         return []
     return [name.removesuffix(".json") for name in names if name.endswith(".json")]

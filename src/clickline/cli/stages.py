@@ -9,7 +9,7 @@ import typer
 
 from clickline.cli.console import emit, facts, interval, number, requires_extra, say, table
 from clickline.cli.options import ProgressOptions
-from clickline.progress import human_size
+from clickline.progress import human_size, pluralize
 
 if TYPE_CHECKING:
     from clickline.evaluation.binary_metrics import Metrics
@@ -40,7 +40,7 @@ def prepare(options: ProgressOptions) -> None:
     named: dict[str, object] = {"dataset": dataset.folder + (" (up to date)" if result.reused else "")}
     for name, split in dataset.splits.items():
         report = split.report
-        shards = "1 shard" if len(split.shards) == 1 else f"{len(split.shards)} shards"
+        shards = pluralize(len(split.shards), "shard")
         named[name] = f"{report['rows']:,} rows in {shards}, click rate {report['click_rate']:.4f}"
         if report["bad"]:
             reasons = ", ".join(f"{count:,} {reason}" for reason, count in report["bad"].items())
