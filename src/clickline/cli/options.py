@@ -7,7 +7,7 @@ command.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, fields
 from functools import wraps
@@ -70,8 +70,8 @@ class ProgressOptions(JsonOptions):
 
     quiet: Quiet = False
 
-    def progress(self) -> AbstractContextManager[Progress]:
-        return show_progress(as_json=self.as_json, quiet=self.quiet)
+    def progress(self, stages: Sequence[str] = ()) -> AbstractContextManager[Progress]:
+        return show_progress(as_json=self.as_json, quiet=self.quiet, stages=stages)
 
 
 class CommandGroup(typer.Typer):

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 
-from clickline.cli.console import emit, fact_lines, facts, note, result, show_stage_progress, stage_rows
+from clickline.cli.console import emit, fact_lines, facts, note, result, stage_rows
 from clickline.cli.options import DEFAULT_CONFIG, ProgressOptions
 from clickline.errors import ClicklineError, ConfigError, Mistake
 
@@ -94,8 +94,7 @@ def _run(
     from clickline.pipeline.up import start
 
     _take_signals()
-    stages = expected_stages(follow=follow, serve=serve)
-    with show_stage_progress(stages, as_json=options.as_json, quiet=options.quiet) as progress:
+    with options.progress(expected_stages(follow=follow, serve=serve)) as progress:
         running = start(
             config,
             follow=follow,
