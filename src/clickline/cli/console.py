@@ -6,7 +6,7 @@ import json
 import sys
 import threading
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext, redirect_stdout
+from contextlib import contextmanager, redirect_stdout
 from typing import TYPE_CHECKING, Any
 
 import typer
@@ -140,10 +140,10 @@ def show_progress(*, as_json: bool, quiet: bool, stages: Sequence[str] = ()) -> 
     pipeline run in other processes, and the result is printed meanwhile.
     """
     if as_json or quiet:
-        with nullcontext() if stages else redirect_stdout(sys.stderr):
+        with redirect_stdout(sys.stdout if stages else sys.stderr):
             yield MessageProgress()
     elif sys.stdout.isatty() and sys.stderr.isatty():
-        display = _StageDisplay(stages) if stages else _Bars()
+        display: _StageDisplay | _Bars = _StageDisplay(stages) if stages else _Bars()
         with display.live:
             yield display
     else:

@@ -298,9 +298,12 @@ class DataSection(Section):
 
     def _check_format_keys(self) -> Iterator[Complaint]:
         keys = {
-            "slot_conf": ("slots", "paddlerec"),
-            "modulo": ("slots", "paddlerec"),
-            **dict.fromkeys(("delimiter", "header", "columns", "missing"), ("csv",)),
+            "slot_conf": ["slots", "paddlerec"],
+            "modulo": ["slots", "paddlerec"],
+            "delimiter": ["csv"],
+            "header": ["csv"],
+            "columns": ["csv"],
+            "missing": ["csv"],
         }
         for c in only_for(self, "format", self.format or "a custom reader", keys):
             yield c._replace(also=("format", "reader"))

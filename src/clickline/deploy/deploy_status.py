@@ -716,4 +716,4 @@ def _is_resolved(item: Object, event: Object) -> bool:
     sign = {"Pod": "Ready", _SCALER: "ScalingActive"}.get(item["kind"], "")
     healthy = _conditions(item).get(sign, {})
     since = str(healthy.get("lastTransitionTime", ""))
-    return healthy.get("status") == "True" and _event_time(event) <= since
+    return bool(healthy.get("status") == "True") and _event_time(event) <= since
