@@ -96,8 +96,8 @@ def table(rows: int, shards: int = 1) -> Iterator[Path]:
 def lookup_server(folder: Path, shard: int = 0) -> Iterator[tuple[str, int]]:
     """Start `clickline lookup` on the registry of `table`; yields host and port."""
     command = (
-        "from pathlib import Path; import sys; from clickline.cli.lookup import lookup; "
-        "lookup(int(sys.argv[1]), 0, Path(sys.argv[2]), sys.argv[3:], True)"
+        "from pathlib import Path; import sys; from clickline.cli.lookup import JsonOptions, lookup; "
+        "lookup(JsonOptions(Path(sys.argv[2]), sys.argv[3:], True), int(sys.argv[1]), 0)"
     )
     settings = {"home": folder, "cache.dir": folder / "cache", "serve.metrics_port": free_port()}
     arguments = [

@@ -180,8 +180,8 @@ def standing_in(folder: Path, **serve: Any) -> Iterator[Service]:
 @contextmanager
 def command(project: Path, **serve: Any) -> Iterator[Service]:
     """`clickline serve --json` in a project."""
-    code = "import typer; from clickline.cli.serve import serve; typer.run(serve)"
-    service = Service([sys.executable, "-c", code, "--json"], project, serve)
+    code = "from clickline.cli.app import app; app()"
+    service = Service([sys.executable, "-c", code, "serve", "--json"], project, serve)
     try:
         yield service
     finally:

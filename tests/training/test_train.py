@@ -139,9 +139,10 @@ def test_a_missing_package_is_named_with_the_way_to_install_it(project, monkeypa
     ]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.chdir(project)
-    from clickline.cli.train import train as command
+    from clickline.cli.stages import ProgressOptions
+    from clickline.cli.stages import train as command
 
     with pytest.raises(
         ClicklineError, match=r"training needs the package torch: pip install 'clickline\[train\]'"
     ):
-        command()
+        command(ProgressOptions())

@@ -10,27 +10,23 @@ import clickline
 from clickline.cli.cache import cache
 from clickline.cli.check import check
 from clickline.cli.deploy import deploy
-from clickline.cli.down import down
-from clickline.cli.evaluate import evaluate
 from clickline.cli.import_ import import_
 from clickline.cli.init import init
-from clickline.cli.logs import logs
 from clickline.cli.lookup import lookup
+from clickline.cli.options import CommandGroup
 from clickline.cli.plan import plan
 from clickline.cli.predict import predict
-from clickline.cli.prepare import prepare
-from clickline.cli.publish import publish
 from clickline.cli.report import report
+from clickline.cli.run_control import down, logs, scale
 from clickline.cli.sample import sample
-from clickline.cli.scale import scale
 from clickline.cli.serve import serve
+from clickline.cli.stages import evaluate, prepare, publish, train
 from clickline.cli.status import status
 from clickline.cli.studio import studio
-from clickline.cli.train import train
 from clickline.cli.up import up
 from clickline.cli.versions import versions
 
-app = typer.Typer(
+app = CommandGroup(
     name="clickline",
     help="Click logs in, a click-through-rate service out.",
     add_completion=False,
@@ -78,7 +74,5 @@ app.command()(publish)
 app.command()(serve)
 app.command()(lookup)
 app.command()(predict)
-app.add_typer(versions, name="versions")
-app.add_typer(cache, name="cache")
-app.add_typer(deploy, name="deploy")
-app.add_typer(import_, name="import")
+for name, group in {"versions": versions, "cache": cache, "deploy": deploy, "import": import_}.items():
+    app.add_typer(group, name=name)

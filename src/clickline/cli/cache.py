@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from clickline.cli.console import emit, note, show_progress, table
-from clickline.cli.options import ConfigFile, Json, Overrides, Quiet
+from clickline.cli.console import emit, note, table
+from clickline.cli.options import CommandGroup, JsonOptions, ProgressOptions
 from clickline.progress import Progress, human_size
 
 if TYPE_CHECKING:
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
     from clickline.storage.file_cache import FileCache
     from clickline.storage.storage import Storage
 
-cache = typer.Typer(help="Show, prefetch or clear the local copies of remote logs.", no_args_is_help=False)
+cache = CommandGroup(help="Show, prefetch or clear the local copies of remote logs.", no_args_is_help=False)
 
 Which = Annotated[
     Literal["train", "eval"] | None,
@@ -26,17 +27,12 @@ Which = Annotated[
 
 
 @cache.command()
-def status(
-    which: Which = None,
-    config_file: ConfigFile = Path("clickline.yaml"),
-    overrides: Overrides = None,
-    as_json: Json = False,
-) -> None:
+def status(options: JsonOptions, which: Which = None) -> None:
     """Show how much of the logs is cached."""
     from clickline.data.prepare.run import find_split
     from clickline.errors import HourNotReady
 
-    config, storage, files = _open(config_file, overrides)
+    config, storage, files = _open(options)
     rows: list[dict[str, object]] = []
     for name in _splits(config, which):
         try:
@@ -45,17 +41,8 @@ def status(
             note(str(error))
             rows.append({"name": name, "phase": "Waiting"})
             continue
-        rows.append(
-            {
-                "name": name,
-                "files": cached.files,
-                "total_bytes": cached.total_bytes,
-                "cached_bytes": cached.cached_bytes,
-                "available_bytes": cached.available_bytes,
-                "phase": cached.phase,
-            }
-        )
-    if as_json:
+        rows.append({"name": name, **asdict(cached)})
+    if options.as_json:
         emit(rows)
         return
     sizes = ("total_bytes", "cached_bytes", "available_bytes")
@@ -74,56 +61,41 @@ def status(
 
 
 @cache.command()
-def prefetch(
-    which: Which = None,
-    config_file: ConfigFile = Path("clickline.yaml"),
-    overrides: Overrides = None,
-    as_json: Json = False,
-    quiet: Quiet = False,
-) -> None:
+def prefetch(options: ProgressOptions, which: Which = None) -> None:
     """Download the logs that are not cached yet."""
-    with show_progress(as_json=as_json, quiet=quiet) as progress:
-        config, storage, files = _open(config_file, overrides)
+    with options.progress() as progress:
+        config, storage, files = _open(options)
         files.prefetch(_files(config, storage, which, progress), progress)
-    status(which, config_file, overrides, as_json)
+    status(options, which)
 
 
 @cache.command()
-def clear(
-    which: Which = None,
-    config_file: ConfigFile = Path("clickline.yaml"),
-    overrides: Overrides = None,
-    as_json: Json = False,
-) -> None:
+def clear(options: JsonOptions, which: Which = None) -> None:
     """Remove the local copies of the logs; copies in use by a running process stay."""
-    config, storage, files = _open(config_file, overrides)
+    config, storage, files = _open(options)
     cleared = files.clear(_files(config, storage, which, Progress()))
-    if as_json:
+    if options.as_json:
         emit({"files": cleared.files, "bytes": cleared.size, "in_use": cleared.in_use})
         return
     kept = f"; kept {cleared.in_use} in use" if cleared.in_use else ""
     typer.echo(f"removed {cleared.files} copies, {human_size(cleared.size)}{kept}")
 
 
-def _open(config_file: Path, overrides: list[str] | None) -> tuple[Config, Storage, FileCache]:
-    from clickline.config import load_config
+def _open(options: JsonOptions) -> tuple[Config, Storage, FileCache]:
+    from clickline.artifacts.from_config import storage_of
     from clickline.storage.file_cache import FileCache
-    from clickline.storage.storage import Storage
 
-    config = load_config(config_file, overrides or ())
-    credentials = config.storage.credentials_file
-    storage = Storage(config.storage.options, Path(credentials) if credentials else None)
+    config = options.config()
+    storage = storage_of(config)
     return config, storage, FileCache(Path(config.cache.dir), config.cache.size, storage)
 
 
-def _splits(config: Config, which: Literal["train", "eval"] | None) -> list[str]:
+def _splits(config: Config, which: Which) -> list[str]:
     splits = ["train"] if config.data.eval is None else ["train", "eval"]
     return [name for name in splits if which in (None, name)]
 
 
-def _files(
-    config: Config, storage: Storage, which: Literal["train", "eval"] | None, progress: Progress
-) -> list[SourceFile]:
+def _files(config: Config, storage: Storage, which: Which, progress: Progress) -> list[SourceFile]:
     from clickline.data.prepare.run import find_split
 
     return [file for name in _splits(config, which) for file in find_split(config, storage, name, progress)]

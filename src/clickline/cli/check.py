@@ -9,34 +9,32 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from clickline.cli.console import emit, say
-from clickline.cli.options import ConfigFile, Json, Overrides
+from clickline.cli.options import JsonOptions
 
 if TYPE_CHECKING:
     from clickline.config import Config, DataSection
 
 
 def check(
-    config_file: ConfigFile = Path("clickline.yaml"),
-    overrides: Overrides = None,
-    as_json: Json = False,
+    options: JsonOptions,
     schema: Annotated[
         bool, typer.Option("--schema", help="Print the JSON Schema of the config, for editors.")
     ] = False,
 ) -> None:
     """Report every mistake in the config: file, line, key, remedy. Exit 2 if there is any."""
-    from clickline.config import json_schema, load_config
+    from clickline.config import json_schema
 
     if schema:
         emit(json_schema())
         return
-    config = load_config(config_file, overrides or ())
-    _check_eval_rows(config, config_file)
+    config = options.config()
+    _check_eval_rows(config, options.config_file)
     _check_files(config)
     notes = list(_notes(config))
-    if as_json:
-        emit({"file": str(config_file), "mistakes": [], "notes": notes})
+    if options.as_json:
+        emit({"file": str(options.config_file), "mistakes": [], "notes": notes})
         return
-    typer.echo(f"{config_file}: no mistakes")
+    typer.echo(f"{options.config_file}: no mistakes")
     for line in notes:
         say(f"note: {line}")
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from clickline.errors import ClicklineError
+from clickline.errors import ClicklineError, ConfigError, Mistake
 from clickline.pipeline.run_state import RunState
 from clickline.pipeline.status_text import duration, stage_seconds, stage_summary
 from clickline.progress import (
@@ -27,7 +27,6 @@ from clickline.progress import (
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
-    from rich.progress import Progress as RichProgress
     from rich.progress import TaskID
 
 
@@ -104,6 +103,21 @@ def work_summary(work: Mapping[str, Any]) -> str:
     return printable(f"{work['title']}{figures}")
 
 
+def number(value: float | None, digits: int = 4) -> str:
+    """A metric, or a dash if it was not measured."""
+    return "-" if value is None else f"{value:.{digits}f}"
+
+
+def interval(bounds: Sequence[float] | None) -> str:
+    """The confidence interval of a metric, after its value."""
+    return "" if bounds is None else f" (95 %: {bounds[0]:.4f} to {bounds[1]:.4f})"
+
+
+def wrong_argument(name: str, problem: str, remedy: str) -> ConfigError:
+    """The error for a mistake in the command line."""
+    return ConfigError([Mistake("", 0, name, problem, remedy)])
+
+
 @contextmanager
 def requires_extra(extra: str, work: str) -> Iterator[None]:
     """Around the import of a stage: the error for a missing package names the extra that installs it."""
@@ -118,31 +132,22 @@ def requires_extra(extra: str, work: str) -> Iterator[None]:
 
 
 @contextmanager
-def show_progress(*, as_json: bool, quiet: bool) -> Iterator[Progress]:
-    """Progress of a long task: bars on a terminal, plain lines otherwise, nothing if quiet.
+def show_progress(*, as_json: bool, quiet: bool, stages: Sequence[str] = ()) -> Iterator[Progress]:
+    """Progress of a long task: bars on a terminal, plain lines otherwise, nothing if quiet. Of a whole pipeline with
+    these `stages`: on a terminal, one live display of all of them.
 
-    With --json, whatever the user's own code prints goes to stderr: stdout is only for the result.
+    With --json, whatever the user's own code prints goes to stderr: stdout is only for the result. The stages of a
+    pipeline run in other processes, and the result is printed meanwhile.
     """
     if as_json or quiet:
-        with redirect_stdout(sys.stderr):
+        with redirect_stdout(sys.stdout if stages else sys.stderr):
             yield MessageProgress()
     elif sys.stdout.isatty() and sys.stderr.isatty():
-        with _Bars() as bars:
-            yield bars
-    else:
-        yield LineProgress()
-
-
-@contextmanager
-def show_stage_progress(stages: Sequence[str], *, as_json: bool, quiet: bool) -> Iterator[Progress]:
-    """Like `show_progress`, for a whole pipeline: on a terminal, one live display of all stages."""
-    if as_json or quiet:
-        yield MessageProgress()
-    elif sys.stdout.isatty() and sys.stderr.isatty():
-        with _StageDisplay(stages) as display:
+        display: _StageDisplay | _Bars = _StageDisplay(stages) if stages else _Bars()
+        with display.live:
             yield display
     else:
-        yield _StageLines()
+        yield _StageLines() if stages else LineProgress()
 
 
 class _StageLines(LineProgress):
@@ -175,19 +180,12 @@ class _StageDisplay(MessageProgress):
 
         self._state = RunState(stages)
         self._lock = threading.Lock()
-        self._live = Live(
+        self.live = Live(
             get_renderable=self._draw,
             console=Console(stderr=True),
             refresh_per_second=4,
             vertical_overflow="visible",
         )
-
-    def __enter__(self) -> _StageDisplay:
-        self._live.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._live.stop()
 
     def stage(self, name: str, state: StageState, facts: Mapping[str, Any] | None = None) -> None:
         with self._lock:
@@ -210,7 +208,7 @@ class _StageDisplay(MessageProgress):
             self._state.end()
 
     def log(self, message: str) -> None:
-        self._live.console.print(printable(message), markup=False, highlight=False, soft_wrap=True)
+        self.live.console.print(printable(message), markup=False, highlight=False, soft_wrap=True)
 
     def _draw(self) -> RenderableType:
         with self._lock:
@@ -260,7 +258,7 @@ class _Bars(TrackedProgress):
         from rich.progress import Progress as RichProgress
         from rich.table import Column
 
-        self._rich: RichProgress = RichProgress(
+        self.live = RichProgress(
             TextColumn("{task.description}"),
             BarColumn(bar_width=20),
             TimeRemainingColumn(),
@@ -269,24 +267,17 @@ class _Bars(TrackedProgress):
         )
         self._tasks: dict[ProgressTask, TaskID] = {}
 
-    def __enter__(self) -> _Bars:
-        self._rich.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._rich.stop()
-
     def show_begin(self, work: ProgressTask) -> None:
-        self._tasks[work] = self._rich.add_task(work.title, total=work.total, figures="")
+        self._tasks[work] = self.live.add_task(work.title, total=work.total, figures="")
 
     def show(self, work: ProgressTask) -> None:
-        self._rich.update(self._tasks[work], completed=work.done, figures=work.summary())
+        self.live.update(self._tasks[work], completed=work.done, figures=work.summary())
 
     def show_end(self, work: ProgressTask) -> None:
         # A bar whose total was unknown or not reached is shown as full instead of pulsing on.
         done = work.done or 1
-        self._rich.update(self._tasks[work], total=done, completed=done, figures=work.summary())
-        self._rich.stop_task(self._tasks.pop(work))
+        self.live.update(self._tasks[work], total=done, completed=done, figures=work.summary())
+        self.live.stop_task(self._tasks.pop(work))
 
     def log(self, message: str) -> None:
-        self._rich.console.print(printable(message), markup=False, highlight=False)
+        self.live.console.print(printable(message), markup=False, highlight=False)

@@ -7,16 +7,16 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, TypedDict
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from clickline.cli.console import emit, note, requires_extra, say, show_progress, table
+from clickline.cli.console import emit, note, requires_extra, say, show_progress, table, wrong_argument
 from clickline.cli.exit_codes import ExitCode, Undecided, exit_code
-from clickline.cli.options import ConfigFile, Json, Overrides, Quiet
-from clickline.errors import ClicklineError, ConfigError, Mistake, StorageError
+from clickline.cli.options import CommandGroup, ConfigOptions, JsonOptions, ProgressOptions
+from clickline.errors import ClicklineError, StorageError
 from clickline.progress import Progress, human_size, pluralize
 
 if TYPE_CHECKING:
@@ -24,78 +24,89 @@ if TYPE_CHECKING:
     from clickline.deploy.apply import ApplyResult, DeleteResult
     from clickline.deploy.data_volume import TransferResult
     from clickline.deploy.kube_client import Kube
-    from clickline.deploy.objects import Object
     from clickline.deploy.render import Rendered
     from clickline.deploy.wait import WaitResult
 
-deploy = typer.Typer(help="Run the whole system on Kubernetes, from the same config.", no_args_is_help=False)
-data = typer.Typer(help="Copy files to and from the data volume.", no_args_is_help=False)
+deploy = CommandGroup(help="Run the whole system on Kubernetes, from the same config.", no_args_is_help=False)
+data = CommandGroup(help="Copy files to and from the data volume.", no_args_is_help=False)
 deploy.add_typer(data, name="data")
 
-Context = Annotated[
-    str | None,
-    typer.Option(metavar="NAME", help="A context of your kubeconfig.", show_default="the current one"),
-]
-Namespace = Annotated[
-    str | None,
-    typer.Option(
-        "-n",
-        "--namespace",
-        metavar="NAMESPACE",
-        help="Another namespace of the cluster.",
-        show_default="deploy.namespace",
-    ),
-]
-
 _WATCH_SECONDS = 2.0
-
-
-class _Target(TypedDict):
-    """What identifies a deployment on a cluster."""
-
-    name: str
-    namespace: str
-
-
-class _Metrics(TypedDict):
-    """How the predictors' metrics are reached, which report their version."""
-
-    metrics_port: int
-    tls: bool
 
 
 _ROLES = ("pipeline", "trainer", "ray-head", "ray-worker", "predictor", "lookup", "tracking", "data")
 
 
+@dataclass(frozen=True)
+class _NamespaceOptions(ConfigOptions):
+    """The config, and the namespace."""
+
+    namespace: Annotated[
+        str | None,
+        typer.Option(
+            "-n",
+            "--namespace",
+            metavar="NAMESPACE",
+            help="Another namespace of the cluster.",
+            show_default="deploy.namespace",
+        ),
+    ] = None
+
+    def changes(self) -> list[str]:
+        chosen = [] if self.namespace is None else [f"deploy.namespace={self.namespace}"]
+        return [*super().changes(), *chosen]
+
+
+@dataclass(frozen=True)
+class _ClusterOptions(_NamespaceOptions):
+    """The config, the namespace and the cluster."""
+
+    context: Annotated[
+        str | None,
+        typer.Option(metavar="NAME", help="A context of your kubeconfig.", show_default="the current one"),
+    ] = None
+
+    def cluster(self) -> Kube:
+        with requires_extra("k8s", "connecting to a cluster"):
+            from clickline.deploy.kube_client import connect
+
+            return connect(self.context)
+
+
+@dataclass(frozen=True)
+class _RenderOptions(JsonOptions, _NamespaceOptions):
+    """Those of a command without a cluster."""
+
+
+@dataclass(frozen=True)
+class _JsonOptions(JsonOptions, _ClusterOptions):
+    """Those of a command that prints a result."""
+
+
+@dataclass(frozen=True)
+class _ProgressOptions(ProgressOptions, _ClusterOptions):
+    """Those of a command that also shows progress."""
+
+
 @deploy.command()
 def render(
+    options: _RenderOptions,
     output: Annotated[Path, typer.Option("-o", "--output", metavar="DIR", help="The folder to write to.")],
-    namespace: Namespace = None,
-    config_file: ConfigFile = Path("clickline.yaml"),
-    overrides: Overrides = None,
-    as_json: Json = False,
 ) -> None:
     """Write the manifests as plain files for `kubectl apply -k`. This needs no cluster."""
     from clickline.deploy.render import render, write_files
 
-    rendered = render(config_file, _with(overrides, namespace))
+    rendered = render(options.config_file, options.changes())
     write_files(rendered.files, output)
     _notes(rendered.notes)
-    if as_json:
+    if options.as_json:
         emit({"folder": str(output), "files": list(rendered.files)})
     else:
         typer.echo(f"wrote {pluralize(len(rendered.files), 'file')} to {output}")
 
 
 @deploy.command()
-def diff(
-    context: Context = None,
-    namespace: Namespace = None,
-    config_file: ConfigFile = Path("clickline.yaml"),
-    overrides: Overrides = None,
-    as_json: Json = False,
-    quiet: Quiet = False,
-) -> None:
+def diff(options: _ProgressOptions) -> None:
     """Show what `deploy apply` would change on the cluster, without changing anything.
 
     Like `kubectl diff`, it compares each live object with the result of a server-side dry run. Exit 0 if nothing would
@@ -104,14 +115,15 @@ def diff(
     from clickline.deploy.apply import plan_changes
     from clickline.deploy.object_diff import object_diffs
 
-    with _failing_above_one(), _connected(context) as kube:
-        request = _ApplyRequest.prepare(kube, config_file, overrides, namespace)
-        with show_progress(as_json=as_json, quiet=quiet) as progress:
-            changes = plan_changes(kube, request.objects, **request.target, progress=progress)
+    with _failing_above_one(), options.cluster() as kube:
+        config = options.config()
+        rendered = _rendered(kube, options)
+        with options.progress() as progress:
+            changes = plan_changes(kube, config, rendered.objects, progress)
     found = object_diffs(changes.steps)
-    if as_json:
-        notes = [*request.notes, *changes.notes]
-        emit({**request.target, "changes": [asdict(one) for one in found], "notes": notes})
+    if options.as_json:
+        notes = [*rendered.notes, *changes.notes]
+        emit({**_target(config), "changes": [asdict(one) for one in found], "notes": notes})
     else:
         for one in found:
             typer.echo(f"{one.action} {one.object}")
@@ -119,13 +131,14 @@ def diff(
                 typer.secho(line, fg={"+": "green", "-": "red", "@": "cyan"}.get(line[:1]))
         _notes(changes.notes)
         many = f"{pluralize(len(found), 'object')} would change; `clickline deploy apply` makes the changes"
-        note(f"{request.place}: {many if found else 'nothing would change'}")
+        note(f"{_place(config)}: {many if found else 'nothing would change'}")
     if found:
         raise typer.Exit(ExitCode.FAILED)
 
 
 @deploy.command()
 def apply(
+    options: _ProgressOptions,
     prune: Annotated[
         bool,
         typer.Option(
@@ -143,15 +156,7 @@ def apply(
             help="Wait for missing Secrets, then until the pipeline has finished and the rollout is complete.",
         ),
     ] = False,
-    timeout: Annotated[
-        float, typer.Option("--timeout", metavar="SECONDS", help="How long --wait waits.", min=1)
-    ] = 3600,
-    context: Context = None,
-    namespace: Namespace = None,
-    config_file: ConfigFile = Path("clickline.yaml"),
-    overrides: Overrides = None,
-    as_json: Json = False,
-    quiet: Quiet = False,
+    timeout: Annotated[float, typer.Option(metavar="SECONDS", help="How long --wait waits.", min=1)] = 3600,
 ) -> None:
     """Create or change the deployment on the cluster of your kubeconfig.
 
@@ -165,45 +170,42 @@ def apply(
     from clickline.deploy.wait import await_deployed
 
     if dry_run and (wait or prune):
-        raise ConfigError(
-            [Mistake("", 0, "--dry-run", "cannot be used with --wait or --prune.", "Use it alone.")]
-        )
+        raise wrong_argument("--dry-run", "cannot be used with --wait or --prune.", "Use it alone.")
     begun = time.monotonic()
     outcome = None
-    with _connected(context) as kube:
-        request = _ApplyRequest.prepare(kube, config_file, overrides, namespace)
-        target = request.target
-        with show_progress(as_json=as_json, quiet=quiet) as progress:
+    with options.cluster() as kube:
+        config = options.config()
+        rendered = _rendered(kube, options)
+        with options.progress() as progress:
             if dry_run:
-                done = plan_changes(kube, request.objects, **target, progress=progress).as_result()
+                done = plan_changes(kube, config, rendered.objects, progress).as_result()
             else:
-                wait_seconds = timeout if wait else 0.0
+                seconds = timeout if wait else 0.0
                 done = run(
-                    kube,
-                    request.objects,
-                    **target,
-                    prune=prune,
-                    progress=progress,
-                    wait_seconds=wait_seconds,
+                    kube, config, rendered.objects, prune=prune, progress=progress, wait_seconds=seconds
                 )
-        if not as_json:
-            _show_applied(done, **target, dry_run=dry_run)
+        if not options.as_json:
+            _show_applied(done, config, dry_run=dry_run)
         if wait and not done.failed:
-            with show_progress(as_json=as_json, quiet=quiet) as progress:
+            with options.progress() as progress:
                 outcome = await_deployed(
                     kube,
-                    **target,
-                    **_metrics(request.config),
+                    config,
                     seconds=timeout - (time.monotonic() - begun),
-                    progress=Progress() if as_json or quiet else progress,
+                    progress=Progress() if options.as_json or options.quiet else progress,
                 )
-    if as_json:
-        document = {**target, "dry_run": dry_run, **asdict(done), "notes": [*request.notes, *done.notes]}
+    if options.as_json:
+        document = {
+            **_target(config),
+            "dry_run": dry_run,
+            **asdict(done),
+            "notes": [*rendered.notes, *done.notes],
+        }
         if outcome is not None:
             document["waited"] = {"state": outcome.state, "words": outcome.message}
         emit(document)
     elif outcome is not None:
-        _show_outcome(outcome, request.place, timeout)
+        _show_outcome(outcome, _place(config), timeout)
     if done.failed:
         raise typer.Exit(ExitCode.FAILED)
     if outcome is not None and outcome.state != "done":
@@ -212,12 +214,8 @@ def apply(
 
 @deploy.command()
 def status(
+    options: _JsonOptions,
     watch: Annotated[bool, typer.Option("--watch", help="Refresh it until Ctrl-C.")] = False,
-    context: Context = None,
-    namespace: Namespace = None,
-    config_file: ConfigFile = Path("clickline.yaml"),
-    overrides: Overrides = None,
-    as_json: Json = False,
 ) -> None:
     """Show the status of every role: pods, restarts, state and reason, versions; endpoints and recent errors.
 
@@ -225,11 +223,11 @@ def status(
     """
     from clickline.deploy.deploy_status import fetch_status, summarize
 
-    config = _config(config_file, _with(overrides, namespace))
-    with _connected(context) as kube:
+    config = options.config()
+    with options.cluster() as kube:
         while True:
-            found = summarize(fetch_status(kube, **_target(config), **_metrics(config)))
-            if as_json:
+            found = summarize(fetch_status(kube, config))
+            if options.as_json:
                 emit(found)
             else:
                 if watch and sys.stdout.isatty():
@@ -244,6 +242,7 @@ def status(
 
 @deploy.command()
 def logs(
+    options: _ClusterOptions,
     role: Annotated[
         str | None,
         typer.Argument(metavar="ROLE", help=f"Only this one: {', '.join(_ROLES)}.", show_default="all"),
@@ -251,55 +250,48 @@ def logs(
     follow: Annotated[
         bool, typer.Option("-f", "--follow", help="Keep printing new lines, also of pods that start later.")
     ] = False,
-    lines: Annotated[
-        int, typer.Option("--lines", metavar="N", min=0, help="How many of the last lines to show.")
-    ] = 100,
+    lines: Annotated[int, typer.Option(metavar="N", min=0, help="How many of the last lines to show.")] = 100,
     previous: Annotated[
         bool, typer.Option("--previous", help="The logs from before the containers' last restart.")
     ] = False,
-    context: Context = None,
-    namespace: Namespace = None,
-    config_file: ConfigFile = Path("clickline.yaml"),
-    overrides: Overrides = None,
 ) -> None:
     """Show the logs of the pods, in order of time."""
     from clickline.deploy.pod_logs import PodLogLine, last_lines, list_pods
     from clickline.deploy.pod_logs import follow as follow_logs
 
     if role is not None and role not in _ROLES:
-        raise ConfigError([Mistake("", 0, "ROLE", f"is {role!r}.", f"Allowed: {', '.join(_ROLES)}.")])
+        raise wrong_argument("ROLE", f"is {role!r}.", f"Allowed: {', '.join(_ROLES)}.")
     if follow and previous:
-        raise ConfigError(
-            [Mistake("", 0, "--previous", "cannot be used with --follow.", "Use one of the two.")]
-        )
-    if namespace is not None and namespace.isdigit():
-        problem = f"is {namespace}: it names the namespace, as with kubectl."
-        raise ConfigError([Mistake("", 0, "-n", problem, f"Write --lines {namespace}.")])
-    target = _target(_config(config_file, _with(overrides, namespace)))
-    name, namespace = target["name"], target["namespace"]
+        raise wrong_argument("--previous", "cannot be used with --follow.", "Use one of the two.")
+    if options.namespace is not None and options.namespace.isdigit():
+        problem = f"is {options.namespace}: it names the namespace, as with kubectl."
+        raise wrong_argument("-n", problem, f"Write --lines {options.namespace}.")
+    config = options.config()
+    namespace = config.deploy.namespace
 
     def show(line: PodLogLine) -> None:
         inner = "" if line.container == role or line.container in _ROLES else f"/{line.container}"
         say(f"{line.pod}{inner} {line.text}")
 
-    with _connected(context) as kube:
-        pods = list_pods(kube, **target, role=role)
+    with options.cluster() as kube:
+        pods = list_pods(kube, config, role)
         if not pods:
             of_role = f" of role {role}" if role else ""
             note(
-                f"{name} has no pods{of_role} in namespace {namespace}: `clickline deploy status` shows more"
+                f"{config.name} has no pods{of_role} in namespace {namespace}: `clickline deploy status` shows more"
                 + (". Waiting for some." if follow else "")
             )
         shown = last_lines(kube, pods, namespace=namespace, lines=lines, previous=previous)
         for line in shown:
             show(line)
         if follow:
-            for line in follow_logs(kube, **target, role=role, after=shown):
+            for line in follow_logs(kube, config, role, shown):
                 show(line)
 
 
 @deploy.command()
 def delete(
+    options: _ProgressOptions,
     with_data: Annotated[
         bool,
         typer.Option(
@@ -308,49 +300,38 @@ def delete(
         ),
     ] = False,
     yes: Annotated[bool, typer.Option("-y", "--yes", help="Do not ask for confirmation.")] = False,
-    context: Context = None,
-    namespace: Namespace = None,
-    config_file: ConfigFile = Path("clickline.yaml"),
-    overrides: Overrides = None,
-    as_json: Json = False,
-    quiet: Quiet = False,
 ) -> None:
     """Delete everything that `deploy apply` created, and nothing else. Data volumes stay, unless --with-data."""
     from clickline.deploy.apply import delete_objects, find_objects, objects_to_delete
     from clickline.deploy.objects import describe
 
-    target = _target(_config(config_file, _with(overrides, namespace)))
-    with _connected(context) as kube:
-        found = find_objects(kube, **target)
+    config = options.config()
+    with options.cluster() as kube:
+        found = find_objects(kube, config)
         doomed = objects_to_delete(found, with_data=with_data)
         if doomed and not yes:
-            where = f"namespace {target['namespace']} of {kube.where} ({kube.host})"
-            if as_json or not sys.stdin.isatty():
+            where = f"namespace {config.deploy.namespace} of {kube.where} ({kube.host})"
+            if options.as_json or not sys.stdin.isatty():
                 problem = f"is missing: {pluralize(len(doomed), 'object')} would be deleted from {where}."
-                raise ConfigError([Mistake("", 0, "--yes", problem, "Add it, or run this in a terminal.")])
-            note(f"{target['name']} in {where}:")
+                raise wrong_argument("--yes", problem, "Add it, or run this in a terminal.")
+            note(f"{config.name} in {where}:")
             _notes(f"  {describe(item)}" for item in doomed)
             question = "Delete these, with all data on the volumes?" if with_data else "Delete these?"
             if not typer.confirm(question, err=True):
                 note("nothing was deleted")
                 raise typer.Exit(ExitCode.FAILED)
-        with show_progress(as_json=as_json, quiet=quiet) as progress:
-            done = delete_objects(kube, found, **target, with_data=with_data, progress=progress)
-    if as_json:
-        emit({**target, **asdict(done)})
+        with options.progress() as progress:
+            done = delete_objects(kube, config, found, with_data=with_data, progress=progress)
+    if options.as_json:
+        emit({**_target(config), **asdict(done)})
     else:
-        _show_deleted(done, **target)
+        _show_deleted(done, config)
 
 
 @data.command()
 def push(
+    options: _ProgressOptions,
     path: Annotated[Path, typer.Argument(metavar="PATH", help="A local file or folder.")],
-    context: Context = None,
-    namespace: Namespace = None,
-    config_file: ConfigFile = Path("clickline.yaml"),
-    overrides: Overrides = None,
-    as_json: Json = False,
-    quiet: Quiet = False,
 ) -> None:
     """Copy click logs into the data volume.
 
@@ -361,18 +342,13 @@ def push(
     """
     from clickline.deploy.data_volume import push as run
 
-    _transfer(run, path, context, _with(overrides, namespace), config_file, as_json=as_json, quiet=quiet)
+    _transfer(run, path, options)
 
 
 @data.command()
 def pull(
+    options: _ProgressOptions,
     path: Annotated[Path, typer.Argument(metavar="PATH", help="The local file or folder to write to.")],
-    context: Context = None,
-    namespace: Namespace = None,
-    config_file: ConfigFile = Path("clickline.yaml"),
-    overrides: Overrides = None,
-    as_json: Json = False,
-    quiet: Quiet = False,
 ) -> None:
     """Copy files from the data volume.
 
@@ -382,25 +358,18 @@ def pull(
     """
     from clickline.deploy.data_volume import pull as run
 
-    _transfer(run, path, context, _with(overrides, namespace), config_file, as_json=as_json, quiet=quiet)
+    _transfer(run, path, options)
 
 
 def _transfer(
-    run: Callable[[Kube, Rendered, Path, Progress], TransferResult],
-    path: Path,
-    context: str | None,
-    overrides: list[str],
-    config_file: Path,
-    *,
-    as_json: bool,
-    quiet: bool,
+    run: Callable[[Kube, Rendered, Path, Progress], TransferResult], path: Path, options: _ProgressOptions
 ) -> None:
     from clickline.deploy.render import render
 
-    rendered = render(config_file, overrides)
-    with _connected(context) as kube, show_progress(as_json=as_json, quiet=quiet) as progress:
+    rendered = render(options.config_file, options.changes())
+    with options.cluster() as kube, options.progress() as progress:
         done = run(kube, rendered, path, progress)
-    if as_json:
+    if options.as_json:
         emit(asdict(done))
         return
     many = f"{pluralize(done.files, 'file')}, {human_size(done.bytes)}"
@@ -432,10 +401,10 @@ def data_send(path: Annotated[Path, typer.Argument(metavar="PATH")]) -> None:
 
 @deploy.command("check-pod", hidden=True)
 def check_pod(
+    options: ConfigOptions,
     read_only: Annotated[bool, typer.Option("--read-only", help="The pod only reads home.")] = False,
     data: Annotated[
-        Path | None,
-        typer.Option("--data", metavar="DIR", help="The folder that the pod writes click logs to."),
+        Path | None, typer.Option(metavar="DIR", help="The folder that the pod writes click logs to.")
     ] = None,
     awaited: Annotated[
         str | None,
@@ -445,14 +414,12 @@ def check_pod(
             help="A server that must accept connections before the pod starts.",
         ),
     ] = None,
-    config_file: ConfigFile = Path("clickline.yaml"),
-    overrides: Overrides = None,
 ) -> None:
     """The init container of every pod: check its directories, copy the kernels, create Ray's token."""
     from clickline.deploy.init_container import await_server
     from clickline.deploy.init_container import check_pod as run
 
-    config = _config(config_file, overrides)
+    config = options.config()
     directories = [Path(config.cache.dir)] if config.cache.dir else []
     directories += [] if data is None else [data]
     if not read_only:
@@ -473,14 +440,11 @@ def check_pod(
 @deploy.command("hold-ray", hidden=True)
 def hold_ray(
     sizes: Annotated[list[str], typer.Argument(metavar="NAME=N...", help="StatefulSets and their sizes.")],
-    namespace: Annotated[str, typer.Option("--namespace", metavar="NAME", help="Their namespace.")],
+    namespace: Annotated[str, typer.Option(metavar="NAME", help="Their namespace.")],
     mark: Annotated[
-        Path | None,
-        typer.Option("--mark", metavar="FILE", help="A file to create once they have been scaled up."),
+        Path | None, typer.Option(metavar="FILE", help="A file to create once they have been scaled up.")
     ] = None,
-    only: Annotated[
-        Literal["ask", "release"] | None, typer.Option("--only", help="Do only this, and exit.")
-    ] = None,
+    only: Annotated[Literal["ask", "release"] | None, typer.Option(help="Do only this, and exit.")] = None,
 ) -> None:
     """The sidecar of a pipeline on Ray: scale Ray up, and down again when it is terminated."""
     from clickline.cli.signals import take_stop
@@ -490,7 +454,7 @@ def hold_ray(
     stopped = take_stop()  # other commands only exit on SIGTERM; this one scales down then
     wanted = {name: int(size) for name, _, size in (one.partition("=") for one in sizes)}
     if only != "release":
-        with _connected(None) as kube:
+        with _ClusterOptions().cluster() as kube:
             scale_up(kube, namespace, wanted, stopped, note)
         if mark is not None:
             mark.touch()
@@ -501,12 +465,12 @@ def hold_ray(
 
 
 @deploy.command("await-rollout", hidden=True)
-def await_rollout(config_file: ConfigFile = Path("clickline.yaml"), overrides: Overrides = None) -> None:
+def await_rollout(options: ConfigOptions) -> None:
     """The last step of a workflow: wait until every predictor serves the registry's current version."""
     from clickline.deploy.rollout_wait import await_rollout as run
 
     with show_progress(as_json=False, quiet=False) as progress:
-        count = run(_config(config_file, overrides), progress)
+        count = run(options.config(), progress)
     serve = "serves" if count == 1 else "serve"
     note(
         f"{pluralize(count, 'predictor')} {serve} the current version" if count else "there are no predictors"
@@ -518,60 +482,29 @@ def _path(variable: str) -> Path | None:
     return Path(value) if value else None
 
 
-def _config(config_file: Path, overrides: list[str] | None) -> Config:
-    from clickline.config import load_config
-
-    return load_config(config_file, overrides or ())
-
-
-def _with(overrides: list[str] | None, namespace: str | None) -> list[str]:
-    """The overrides of --set and -n together."""
-    return [*(overrides or ()), *([f"deploy.namespace={namespace}"] if namespace is not None else [])]
-
-
-def _target(config: Config) -> _Target:
+def _target(config: Config) -> dict[str, str]:
     return {"name": config.name, "namespace": config.deploy.namespace}
 
 
-def _metrics(config: Config) -> _Metrics:
-    return {"metrics_port": config.serve.metrics_port, "tls": config.serve.tls is not None}
+def _place(config: Config) -> str:
+    return f"{config.name} in namespace {config.deploy.namespace}"
 
 
-@dataclass(frozen=True)
-class _ApplyRequest:
-    """What is to be applied, and notes on it."""
+def _rendered(kube: Kube, options: _ProgressOptions) -> Rendered:
+    """What is to be applied, with the notes that no earlier apply has shown. Shows these, and which --set values of the
+    last apply are no longer given."""
+    from clickline.deploy.apply_record import dropped_overrides, read_record, with_record
+    from clickline.deploy.render import render
 
-    config: Config
-    objects: list[Object]
-    notes: list[str]
-    """Those that no earlier apply has shown."""
-
-    @classmethod
-    def prepare(
-        cls, kube: Kube, config_file: Path, overrides: list[str] | None, namespace: str | None
-    ) -> _ApplyRequest:
-        """Render the objects. Shows new notes, and which --set values of the last apply are no longer given."""
-        from clickline.deploy.apply_record import dropped_overrides, read_record, with_record
-        from clickline.deploy.render import render
-
-        wanted = _with(overrides, namespace)
-        rendered = render(config_file, wanted)
-        record = read_record(kube, rendered.objects)
-        notes = record.new_notes(rendered.notes)
-        dropped = dropped_overrides(config_file, record.overrides, overrides or ())
-        _notes([*notes, *dropped])
-        if dropped:
-            note("--set counts for one apply: repeat it, or write it into the config to keep it.")
-        objects = with_record(rendered.objects, overrides or (), rendered.notes)
-        return cls(_config(config_file, wanted), objects, notes)
-
-    @property
-    def target(self) -> _Target:
-        return _target(self.config)
-
-    @property
-    def place(self) -> str:
-        return f"{self.config.name} in namespace {self.config.deploy.namespace}"
+    given = options.overrides or ()
+    rendered = render(options.config_file, options.changes())
+    record = read_record(kube, rendered.objects)
+    notes = record.new_notes(rendered.notes)
+    dropped = dropped_overrides(options.config_file, record.overrides, given)
+    _notes([*notes, *dropped])
+    if dropped:
+        note("--set counts for one apply: repeat it, or write it into the config to keep it.")
+    return replace(rendered, objects=with_record(rendered.objects, given, rendered.notes), notes=notes)
 
 
 @contextmanager
@@ -585,16 +518,6 @@ def _failing_above_one() -> Iterator[None]:
         raise Undecided(str(error)) from error
 
 
-@contextmanager
-def _connected(context: str | None) -> Iterator[Kube]:
-    from clickline.deploy.kube_client import connect
-
-    with requires_extra("k8s", "connecting to a cluster"):
-        kube = connect(context)
-    with kube:
-        yield kube
-
-
 # ── output ─────────────────────────────────────────────────────────────────────────────────────
 
 
@@ -603,7 +526,7 @@ def _notes(lines: Iterable[str]) -> None:
         note(line)
 
 
-def _show_applied(done: ApplyResult, name: str, namespace: str, *, dry_run: bool = False) -> None:
+def _show_applied(done: ApplyResult, config: Config, *, dry_run: bool = False) -> None:
     suffix = " (dry run)" if dry_run else ""
     for action in ("removed", "created", "changed", "replaced", "unchanged", "pruned"):
         for item in getattr(done, action):
@@ -615,7 +538,7 @@ def _show_applied(done: ApplyResult, name: str, namespace: str, *, dry_run: bool
     _notes(done.notes)
     if done.left_over:
         note(
-            f"left over from an earlier apply and no longer part of {name}: {', '.join(done.left_over)}. "
+            f"left over from an earlier apply and no longer part of {config.name}: {', '.join(done.left_over)}. "
             "`clickline deploy apply --prune` deletes them; claims and volumes only `deploy delete --with-data`."
         )
     if done.failed:
@@ -629,7 +552,7 @@ def _show_applied(done: ApplyResult, name: str, namespace: str, *, dry_run: bool
     else:
         summary = f"{many} created or changed" if count else "nothing to change"
         hint = "`clickline deploy status` shows its state"
-    typer.echo(f"{name} in namespace {namespace}: {summary}; {hint}")
+    typer.echo(f"{_place(config)}: {summary}; {hint}")
 
 
 def _show_outcome(outcome: WaitResult, place: str, timeout: float) -> None:
@@ -647,14 +570,14 @@ def _show_outcome(outcome: WaitResult, place: str, timeout: float) -> None:
         )
 
 
-def _show_deleted(done: DeleteResult, name: str, namespace: str) -> None:
+def _show_deleted(done: DeleteResult, config: Config) -> None:
     for item in done.removed:
         typer.echo(f"deleted    {item}")
     for item in done.kept:
         typer.echo(f"kept       {item}")
     _notes(done.notes)
     if not done.removed:
-        typer.echo(f"{name} has no objects to delete in namespace {namespace}")
+        typer.echo(f"{config.name} has no objects to delete in namespace {config.deploy.namespace}")
 
 
 def _show_status(found: Mapping[str, Any]) -> None:

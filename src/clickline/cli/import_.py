@@ -9,6 +9,7 @@ import typer
 
 from clickline.cli.console import note
 from clickline.cli.init import write_config
+from clickline.progress import pluralize
 
 if TYPE_CHECKING:
     from clickline.importers.config_draft import ConfigDraft
@@ -92,6 +93,6 @@ def _write(draft: ConfigDraft, output: Path, force: bool) -> None:
         typer.echo(text, nl=False)
         return
     write_config(output, text, force, "Name another file with -o, or overwrite it with --force.")
-    keys = "1 key" if len(draft.entries) == 1 else f"{len(draft.entries)} keys"
+    keys = pluralize(len(draft.entries), "key")
     typer.echo(f"wrote {output}: {keys}, {len(draft.skipped)} without a counterpart")
     note("next: read its comments, then run clickline check")

@@ -16,7 +16,7 @@ def init(
         Path, typer.Argument(metavar="DIR", help="Folder to write clickline.yaml into.")
     ] = Path(),
     preset: Annotated[
-        Literal["criteo", "slots", "csv"], typer.Option("--preset", help="The log format to start from.")
+        Literal["criteo", "slots", "csv"], typer.Option(help="The log format to start from.")
     ] = "criteo",
     force: Annotated[bool, typer.Option("--force", help="Overwrite an existing clickline.yaml.")] = False,
 ) -> None:

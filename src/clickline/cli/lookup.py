@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from clickline.cli.console import emit, facts, requires_extra
-from clickline.cli.options import ConfigFile, Json, Overrides
+from clickline.cli.options import JsonOptions
 from clickline.progress import human_size
 
 if TYPE_CHECKING:
@@ -16,11 +16,11 @@ if TYPE_CHECKING:
 
 
 def lookup(
-    shard: Annotated[int, typer.Option("--shard", metavar="I", min=0, help="Index of the shard, from 0.")],
+    options: JsonOptions,
+    shard: Annotated[int, typer.Option(metavar="I", min=0, help="Index of the shard, from 0.")],
     port: Annotated[
         int | None,
         typer.Option(
-            "--port",
             metavar="P",
             min=0,
             max=65535,
@@ -28,29 +28,15 @@ def lookup(
             show_default="serve.lookup_port",
         ),
     ] = None,
-    config_file: ConfigFile = Path("clickline.yaml"),
-    overrides: Overrides = None,
-    as_json: Json = False,
 ) -> None:
     """Serve one shard of the registry's current version to predictors that set serve.lookup."""
-    from clickline.config import load_config
-
-    config = load_config(config_file, overrides or ())
+    config = options.config()
     with requires_extra("serve", "serving"):
         from clickline.serving.lookup.run import lookup as run
 
     def show(server: LookupServerInfo) -> None:
-        if as_json:
-            emit(
-                {
-                    "address": server.address,
-                    "shard": server.shard,
-                    "shards": server.shards,
-                    "version": server.version,
-                    "rows": server.rows,
-                    "bytes": server.bytes,
-                }
-            )
+        if options.as_json:
+            emit(asdict(server))
             return
         total = "" if server.shards is None else f" of {server.shards}"
         facts(

@@ -39,7 +39,18 @@ def _run(arguments: list[str]) -> int:
     from clickline.cli.app import app
 
     debug = "--debug" in arguments
-    failure = _Failure(debug=debug, as_json="--json" in arguments)
+    as_json = "--json" in arguments
+
+    def report(kind: str, message: str, **more: Any) -> None:
+        """Plain lines on stderr, and with --json a document on stdout."""
+        if debug:
+            traceback.print_exc()
+        sys.stderr.write(f"{printable(message)}\n")
+        if as_json:
+            from clickline.cli.console import emit
+
+            emit({"error": {"kind": kind, "message": message, **more}})
+
     try:
         command = typer.main.get_command(app)
         with command.make_context("clickline", [a for a in arguments if a != "--debug"]) as context:
@@ -49,14 +60,14 @@ def _run(arguments: list[str]) -> int:
     except typer.TyperException as error:
         usage = getattr(error, "ctx", None)
         path = usage.command_path if usage else "clickline"
-        failure.report("UsageError", f"{path}: {_usage_message(error)} See `{path} --help`.")
+        report("UsageError", f"{path}: {_usage_message(error)} See `{path} --help`.")
         return ExitCode.BAD_CONFIG
     except ConfigError as error:
         mistakes = [vars(mistake) for mistake in error.mistakes]
-        failure.report("ConfigError", str(error), mistakes=mistakes)
+        report("ConfigError", str(error), mistakes=mistakes)
         return exit_code(error)
     except ClicklineError as error:
-        failure.report(type(error).__name__, str(error))
+        report(type(error).__name__, str(error))
         return exit_code(error)
     except BrokenPipeError:
         raise
@@ -64,11 +75,11 @@ def _run(arguments: list[str]) -> int:
         # A problem of the machine, not a bug: a full disk, a folder without permission.
         path = f"{error.filename}: " if error.filename else ""
         remedy = ". Free some space, then run the same command again." if error.errno in _DISK_FULL else ""
-        failure.report(type(error).__name__, f"{path}{error.strerror or error}{remedy}")
+        report(type(error).__name__, f"{path}{error.strerror or error}{remedy}")
         return ExitCode.FAILED
     except Exception as error:  # noqa: BLE001 - anything else is a bug, and the user should know
         first_line = (str(error).splitlines() or [""])[0]
-        failure.report(
+        report(
             type(error).__name__,
             f"this is a bug in Clickline: {type(error).__name__}: {first_line}"
             + ("" if debug else " (run the same command with --debug to see the traceback)"),
@@ -83,20 +94,3 @@ def _usage_message(error: Any) -> str:
     message = message.replace("Input should be", "it should be").rstrip(".")
     message = message if message.endswith("?") else f"{message}."
     return f"{message} {_RENAMED[message]}" if message in _RENAMED else message
-
-
-class _Failure:
-    """Reports an error: plain lines on stderr, and with --json a document on stdout."""
-
-    def __init__(self, *, debug: bool, as_json: bool) -> None:
-        self.debug = debug
-        self.as_json = as_json
-
-    def report(self, kind: str, message: str, **more: Any) -> None:
-        if self.debug:
-            traceback.print_exc()
-        sys.stderr.write(f"{printable(message)}\n")
-        if self.as_json:
-            from clickline.cli.console import emit
-
-            emit({"error": {"kind": kind, "message": message, **more}})

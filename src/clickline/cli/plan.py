@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from clickline.cli.console import emit, facts, requires_extra, show_progress, table
-from clickline.cli.options import ConfigFile, Json, Overrides, Quiet
+from clickline.cli.console import emit, facts, requires_extra, table, wrong_argument
+from clickline.cli.options import ProgressOptions
+from clickline.pipeline.status_text import duration
 from clickline.progress import human_size
 
 if TYPE_CHECKING:
@@ -18,33 +18,25 @@ _MAX_SLOTS = 8
 
 
 def plan(
+    options: ProgressOptions,
     memory: Annotated[
         str | None,
         typer.Option(
-            "--memory",
-            metavar="SIZE",
-            help="Memory of one machine, such as 16GiB.",
-            show_default="this machine's",
+            metavar="SIZE", help="Memory of one machine, such as 16GiB.", show_default="this machine's"
         ),
     ] = None,
     probe: Annotated[
         bool, typer.Option("--probe/--no-probe", help="Train on a few batches to measure time and memory.")
     ] = True,
-    config_file: ConfigFile = Path("clickline.yaml"),
-    overrides: Overrides = None,
-    as_json: Json = False,
-    quiet: Quiet = False,
 ) -> None:
     """Estimate the memory, disk and time that this config needs, and what fits on one machine."""
-    from clickline.config import load_config
-
-    config = load_config(config_file, overrides or ())
+    config = options.config()
     machine = None if memory is None else _bytes(memory)
     with requires_extra("train", "planning"):
         from clickline.pipeline.planning.run import plan as run
-    with show_progress(as_json=as_json, quiet=quiet) as progress:
+    with options.progress() as progress:
         estimate = run(config, progress, memory=machine, probe=probe)
-    if as_json:
+    if options.as_json:
         emit(estimate.to_json())
     else:
         _show(estimate)
@@ -54,13 +46,12 @@ def _bytes(text: str) -> int:
     from pydantic import TypeAdapter, ValidationError
 
     from clickline.config.value_types import Size
-    from clickline.errors import ConfigError, Mistake
 
     try:
         size: int = TypeAdapter(Size).validate_python(text)
     except ValidationError as error:
         problem = f"is {text!r}. Allowed: at least 1MiB, as a number with KiB, MiB, GiB or TiB."
-        raise ConfigError([Mistake("", 0, "--memory", problem, "Write it as 16GiB.")]) from error
+        raise wrong_argument("--memory", problem, "Write it as 16GiB.") from error
     return size
 
 
@@ -124,14 +115,14 @@ def _show_time(plan: Plan) -> None:
         return
     typer.echo("\ntime on this machine")
     named = {
-        "  start": _duration(time.start),
-        "  epoch": f"{_duration(time.learn)}, {time.rows_per_second:,.0f} rows/s",
-        "  evaluate": _duration(time.evaluate),
-        "  checkpoint": _duration(time.checkpoint),
-        "  train": f"{_duration(time.total)} in total",
+        "  start": duration(time.start),
+        "  epoch": f"{duration(time.learn)}, {time.rows_per_second:,.0f} rows/s",
+        "  evaluate": duration(time.evaluate),
+        "  checkpoint": duration(time.checkpoint),
+        "  train": f"{duration(time.total)} in total",
     }
     if time.prepare is not None:
-        named = {"  prepare": _duration(time.prepare), **named}
+        named = {"  prepare": duration(time.prepare), **named}
     facts(named)
 
 
@@ -170,9 +161,3 @@ def _machines(shards: int | None, fits: bool, work: str) -> str:
     if work == "train":
         return f"one is too small; {shards} would each hold a part of the tables (this release trains on one)"
     return f"one is too small; use publish.shards={shards} with a lookup server for each"
-
-
-def _duration(seconds: float) -> str:
-    if seconds < 120:
-        return f"{seconds:.1f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"

@@ -5,19 +5,20 @@ from __future__ import annotations
 import os
 import sys
 from dataclasses import asdict
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from clickline.cli.console import emit, facts, requires_extra, say, show_progress
-from clickline.cli.options import ConfigFile, Json, Overrides, Quiet
+from clickline.cli.console import emit, facts, number, requires_extra, say, show_progress
+from clickline.cli.options import ProgressOptions
+from clickline.progress import pluralize
 
 if TYPE_CHECKING:
     from clickline.client.predict.run import PredictResult, RequestResult
 
 
 def predict(
+    options: ProgressOptions,
     inputs: Annotated[
         list[str],
         typer.Option(
@@ -60,57 +61,42 @@ def predict(
     ] = None,
     protocol: Annotated[
         Literal["grpc", "http", "v2-grpc", "v2-http", "elasticctr"],
-        typer.Option(
-            "--protocol",
-            help="grpc, http: TensorFlow Serving's. v2-grpc, v2-http: the Open Inference Protocol.",
-        ),
+        typer.Option(help="grpc, http: TensorFlow Serving's. v2-grpc, v2-http: the Open Inference Protocol."),
     ] = "grpc",
     concurrency: Annotated[
-        int,
-        typer.Option("--concurrency", metavar="N", help="Number of concurrent connections.", min=1, max=1024),
+        int, typer.Option(metavar="N", help="Number of concurrent connections.", min=1, max=1024)
     ] = 1,
     model: Annotated[
-        str | None,
-        typer.Option("--model", metavar="NAME", help="Name of the model.", show_default="the config's name"),
+        str | None, typer.Option(metavar="NAME", help="Name of the model.", show_default="the config's name")
     ] = None,
     token_file: Annotated[
         str | None,
         typer.Option(
-            "--token-file",
-            metavar="FILE",
-            help="File whose first line is the bearer token.",
-            show_default="serve.token_file",
+            metavar="FILE", help="File whose first line is the bearer token.", show_default="serve.token_file"
         ),
     ] = None,
     ca: Annotated[
         str | None,
         typer.Option(
-            "--ca",
             metavar="FILE",
             help="Use TLS and trust the CA certificate in this PEM file.",
             show_default="as serve.tls",
         ),
     ] = None,
     timeout: Annotated[
-        float, typer.Option("--timeout", metavar="SECONDS", help="Timeout of each request.", min=0.001)
+        float, typer.Option(metavar="SECONDS", help="Timeout of each request.", min=0.001)
     ] = 10.0,
     each: Annotated[bool, typer.Option("-v", "--each", help="Print the latency of each request.")] = False,
     accuracy: Annotated[
         bool, typer.Option("--accuracy", help="Print the latency and the accuracy of each request.")
     ] = False,
-    config_file: ConfigFile = Path("clickline.yaml"),
-    overrides: Overrides = None,
-    as_json: Json = False,
-    quiet: Quiet = False,
 ) -> None:
     """Send rows of logs to a server and measure its answers: AUC, log loss, latency, throughput.
 
     The latency of a request is the time from its bytes being ready to its scores being received. Requests/s and
     rows/s include reading the file.
     """
-    from clickline.config import load_config
-
-    config = load_config(config_file, overrides or ())
+    config = options.config()
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # errors are reported by us
     with requires_extra("client", "predicting"):
         from clickline.client.predict.run import predict as run
@@ -119,13 +105,13 @@ def predict(
     results = sys.stdout  # stdout is redirected while progress is shown
 
     def report(request: RequestResult) -> None:
-        if as_json:
+        if options.as_json:
             lines.append(request)
         else:
             typer.echo(_line(request, accuracy), file=results)
 
     each = each or accuracy
-    with show_progress(as_json=as_json, quiet=quiet or each) as progress:
+    with show_progress(as_json=options.as_json, quiet=options.quiet or each) as progress:
         result = run(
             config,
             progress,
@@ -142,7 +128,7 @@ def predict(
             timeout=timeout,
             **({"on_request": report} if each else {}),
         )
-    if as_json:
+    if options.as_json:
         document: dict[str, Any] = result.to_json()
         emit(document | ({"each": [asdict(line) for line in lines]} if each else {}))
     else:
@@ -169,17 +155,17 @@ def _show(result: PredictResult) -> None:
         "p99.9": latency.p999,
         "highest": latency.highest,
     }
-    connections = "1 connection" if result.connections == 1 else f"{result.connections:,} connections"
+    connections = pluralize(result.connections, "connection")
     named: dict[str, object] = {
         "server": f"{result.address}, {result.protocol}, model {result.model}",
         "version": versions,
         "rows": f"{measured.rows:,}" + (f"; skipped as bad: {bad}" if bad else ""),
         "requests": f"{result.requests:,} over {connections}"
         + (f"; retried: {result.retried:,}" if result.retried else ""),
-        "accuracy": _number(measured.accuracy),
-        "AUC": _number(measured.auc, 5)
+        "accuracy": number(measured.accuracy),
+        "AUC": number(measured.auc, 5)
         + ("" if result.best_auc is None else f"; best achievable on these rows: {result.best_auc:.5f}"),
-        "log loss": _number(measured.logloss),
+        "log loss": number(measured.logloss),
         "latency": ", ".join(f"{name} {1000 * seconds:.2f} ms" for name, seconds in percentiles.items()),
         "throughput": f"{result.requests_per_second:,.1f} requests/s, {result.rows_per_second:,.0f} rows/s",
         "time": f"{result.seconds:.1f} s",
@@ -187,7 +173,3 @@ def _show(result: PredictResult) -> None:
     facts(named)
     for line in measured.notes:
         say(f"note: {line}")
-
-
-def _number(value: float | None, digits: int = 4) -> str:
-    return "-" if value is None else f"{value:.{digits}f}"

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from clickline.cli.console import emit, facts, note, say, table
-from clickline.cli.options import ConfigFile, Json, Overrides
+from clickline.cli.console import emit, facts, interval, note, say, table
+from clickline.cli.options import JsonOptions
 from clickline.errors import ArtifactError, StorageError
 
 if TYPE_CHECKING:
@@ -24,6 +24,7 @@ _SOURCE_HELP = "A run (name or folder), the name of an evaluation, or the JSON f
 
 
 def report(
+    options: JsonOptions,
     first: Annotated[
         str | None, typer.Argument(metavar="A", help=_SOURCE_HELP, show_default="the newest run")
     ] = None,
@@ -40,21 +41,17 @@ def report(
             show_default="beside the JSON file; for a comparison: comparisons/ in home",
         ),
     ] = None,
-    config_file: ConfigFile = Path("clickline.yaml"),
-    overrides: Overrides = None,
-    as_json: Json = False,
 ) -> None:
     """Render the report page of a run or an evaluation, or compare two, and print the key metrics."""
     from clickline.artifacts.from_config import storage_of
-    from clickline.config import load_config
 
-    config = load_config(config_file, overrides or ())
+    config = options.config()
     storage = storage_of(config)
     a = _find(first, config.home, storage)
     if second is None:
-        _render(a, out, storage, as_json=as_json)
+        _render(a, out, storage, as_json=options.as_json)
     else:
-        _compare(a, _find(second, config.home, storage), config.home, out, storage, as_json=as_json)
+        _compare(a, _find(second, config.home, storage), config.home, out, storage, as_json=options.as_json)
 
 
 @dataclass(frozen=True)
@@ -80,8 +77,7 @@ def _render(report: _Report, out: str | None, storage: Storage, *, as_json: bool
     named: dict[str, object] = {"report of": report.name}
     for key, title in (("auc", "AUC"), ("logloss", "log loss"), ("calibration", "calibration")):
         if total is not None and total.get(key) is not None:
-            interval = total.get(f"{key}_interval")
-            between = "" if interval is None else f" (95 %: {interval[0]:.4f} to {interval[1]:.4f})"
+            between = interval(total.get(f"{key}_interval"))
             before = (current.get("evaluation") or {}).get(key)
             change = (
                 "" if before is None else f", {total[key] - before:+.4f} against version {current['version']}"
@@ -99,9 +95,8 @@ def _compare(
 ) -> None:
     from clickline.evaluation.report.comparison import METRICS
     from clickline.evaluation.report.comparison_page import comparison, write_comparison
-    from clickline.storage.storage import Storage as Places
 
-    page = out or Places.join(home, "comparisons", f"{old.name}-{new.name}.html")
+    page = out or storage.join(home, "comparisons", f"{old.name}-{new.name}.html")
     write_comparison((old.name, old.document), (new.name, new.document), page, storage)
     result = comparison(old.document, new.document)
     if as_json:
@@ -110,8 +105,8 @@ def _compare(
     names = {measure.key: measure.name for measure in METRICS}
     rows = []
     for key, change in result["measures"].items():
-        interval = change["interval"]
-        between = "" if interval is None else f"{interval[0]:+.4f} to {interval[1]:+.4f}"
+        bounds = change["interval"]
+        between = "" if bounds is None else f"{bounds[0]:+.4f} to {bounds[1]:+.4f}"
         rows.append(
             (
                 names.get(key, key),
@@ -134,8 +129,6 @@ def _compare(
 
 def _find(text: str | None, home: str, storage: Storage) -> _Report:
     """The report that `text` names; by default that of the run that wrote something last."""
-    from clickline.storage.storage import Storage as Places
-
     if text is None:
         runs = _runs(home)
         if not runs:
@@ -144,9 +137,9 @@ def _find(text: str | None, home: str, storage: Storage) -> _Report:
             )
         return _read(runs[0], str(Path(home, "runs", runs[0], _REPORT)), storage)
     places = {
-        Places.join(home, "runs", text, _REPORT): text,
-        Places.join(home, "evaluations", f"{text.removesuffix('.json')}.json"): text.removesuffix(".json"),
-        Places.join(text, _REPORT): Path(text).name,
+        storage.join(home, "runs", text, _REPORT): text,
+        storage.join(home, "evaluations", f"{text.removesuffix('.json')}.json"): text.removesuffix(".json"),
+        storage.join(text, _REPORT): Path(text).name,
         text: Path(text).stem if Path(text).name != _REPORT else Path(text).resolve().parent.name,
     }
     for uri, name in places.items():
@@ -181,10 +174,8 @@ def _runs(home: str) -> list[str]:
 
 
 def _evaluations(home: str, storage: Storage) -> list[str]:
-    from clickline.storage.storage import Storage as Places
-
     try:
-        names = storage.names(Places.join(home, "evaluations"))
+        names = storage.names(storage.join(home, "evaluations"))
     except StorageError:  # the list is only a hint
         return []
     return [name.removesuffix(".json") for name in names if name.endswith(".json")]

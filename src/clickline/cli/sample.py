@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -15,21 +16,16 @@ def sample(
     format_name: Annotated[
         Literal["criteo", "slots", "paddlerec", "csv"], typer.Option("--format", help="Format of the logs.")
     ] = "criteo",
-    rows: Annotated[int, typer.Option("--rows", help="Total number of rows.")] = 100_000,
-    out: Annotated[Path, typer.Option("--out", metavar="DIR", help="Output folder.")] = Path("data"),
+    rows: Annotated[int, typer.Option(help="Total number of rows.")] = 100_000,
+    out: Annotated[Path, typer.Option(metavar="DIR", help="Output folder.")] = Path("data"),
     hours: Annotated[
-        int | None,
-        typer.Option("--hours", help="Write this many hourly folders YYYYMMDD/HH with donefiles instead."),
+        int | None, typer.Option(help="Write this many hourly folders YYYYMMDD/HH with donefiles instead.")
     ] = None,
-    seed: Annotated[int, typer.Option("--seed", help="Random seed; the same seed gives the same logs.")] = 0,
-    slots: Annotated[int, typer.Option("--slots", help="Number of categorical fields.")] = 26,
-    dense: Annotated[int, typer.Option("--dense", help="Number of numeric fields.")] = 13,
-    cardinality: Annotated[
-        int, typer.Option("--cardinality", help="Distinct ids of the largest slot.")
-    ] = 100_000,
-    eval_share: Annotated[
-        float, typer.Option("--eval-share", help="Fraction of the rows that goes to eval.*.")
-    ] = 0.2,
+    seed: Annotated[int, typer.Option(help="Random seed; the same seed gives the same logs.")] = 0,
+    slots: Annotated[int, typer.Option(help="Number of categorical fields.")] = 26,
+    dense: Annotated[int, typer.Option(help="Number of numeric fields.")] = 13,
+    cardinality: Annotated[int, typer.Option(help="Distinct ids of the largest slot.")] = 100_000,
+    eval_share: Annotated[float, typer.Option(help="Fraction of the rows that goes to eval.*.")] = 0.2,
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
@@ -40,16 +36,7 @@ def sample(
     with show_progress(as_json=as_json, quiet=quiet) as progress:
         report = generate(options, progress)
     if as_json:
-        emit(
-            {
-                "files": [str(file) for file in report.files],
-                "train_rows": report.train_rows,
-                "eval_rows": report.eval_rows,
-                "click_rate": report.click_rate,
-                "best_auc": report.best_auc,
-                "seconds": report.seconds,
-            }
-        )
+        emit(asdict(report))
         return
     auc = (
         "unknown (all eval rows have the same label)" if report.best_auc is None else f"{report.best_auc:.4f}"

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import json
 import os
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import typer
 
 from clickline.cli.console import facts, requires_extra
-from clickline.cli.options import ConfigFile, Json, Overrides
+from clickline.cli.options import JsonOptions
 from clickline.pipeline.endpoint import endpoint_of
 
 if TYPE_CHECKING:
@@ -18,19 +17,13 @@ if TYPE_CHECKING:
     from clickline.serving.supervisor import ServerInfo
 
 
-def serve(
-    config_file: ConfigFile = Path("clickline.yaml"),
-    overrides: Overrides = None,
-    as_json: Json = False,
-) -> None:
+def serve(options: JsonOptions) -> None:
     """Serve predictions with the registry's current version, and switch when it changes, until stopped.
 
     The ports open at once, even before the first publish. Ctrl-C or SIGTERM lets running requests finish. Logs are
     JSON lines on stderr.
     """
-    from clickline.config import load_config
-
-    config = load_config(config_file, overrides or ())
+    config = options.config()
     with requires_extra("serve", "serving"):
         from clickline.serving.run import serve as run
 
@@ -41,7 +34,7 @@ def serve(
         if shown:  # the server's log reports further versions
             return
         shown = True
-        if as_json:
+        if options.as_json:
             typer.echo(json.dumps(_document(config, server)))
         else:
             _show(config, server)

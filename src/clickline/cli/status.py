@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from clickline.cli.console import emit, say, stage_rows, work_summary
 from clickline.cli.exit_codes import ExitCode
-from clickline.cli.options import ConfigFile, Json, Overrides
+from clickline.cli.options import JsonOptions
 from clickline.pipeline.status_text import age, cluster_facts, cluster_rows, timestamp
 from clickline.progress import printable
 
@@ -19,24 +18,21 @@ _WATCH_SECONDS = 1.0
 
 
 def status(
+    options: JsonOptions,
     watch: Annotated[bool, typer.Option("--watch", help="Refresh every second until Ctrl-C.")] = False,
-    config_file: ConfigFile = Path("clickline.yaml"),
-    overrides: Overrides = None,
-    as_json: Json = False,
 ) -> None:
     """Show the state of `clickline up`: stages, progress, metrics, versions, endpoint, processes.
 
     Training on a cluster is shown process by process, also if it was started by `clickline train`. Exit 1 if the run
     failed or crashed.
     """
-    from clickline.config import load_config
     from clickline.pipeline.run_status import status as run
 
-    config = load_config(config_file, overrides or ())
+    config = options.config()
     if watch:
-        _watch(lambda: run(config), as_json=as_json)
+        _watch(lambda: run(config), as_json=options.as_json)
     found = run(config)
-    if as_json:
+    if options.as_json:
         emit(found)
     else:
         say("\n".join(_lines(found)))

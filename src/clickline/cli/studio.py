@@ -35,13 +35,11 @@ def studio(
         ),
     ] = None,
     host: Annotated[
-        str | None,
-        typer.Option("--host", metavar="HOST", help="Address to listen on.", show_default="studio.host"),
+        str | None, typer.Option(metavar="HOST", help="Address to listen on.", show_default="studio.host")
     ] = None,
     port: Annotated[
         int | None,
         typer.Option(
-            "--port",
             metavar="PORT",
             help="Port to listen on; 0: any free port.",
             min=0,

@@ -6,14 +6,13 @@ import signal
 import subprocess
 import sys
 import time
-from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 
-from clickline.cli.console import emit, fact_lines, facts, note, result, show_stage_progress, stage_rows
-from clickline.cli.options import ConfigFile, Json, Overrides, Quiet
+from clickline.cli.console import emit, fact_lines, facts, note, result, stage_rows
+from clickline.cli.options import DEFAULT_CONFIG, ProgressOptions
 from clickline.errors import ClicklineError, ConfigError, Mistake
 
 if TYPE_CHECKING:
@@ -27,6 +26,7 @@ _START_SECONDS = 60.0  # for a run in the background to take its lock
 
 
 def up(
+    options: ProgressOptions,
     follow: Annotated[
         bool,
         typer.Option(
@@ -36,7 +36,6 @@ def up(
     backfill: Annotated[
         str | None,
         typer.Option(
-            "--backfill",
             metavar="FROM..TO",
             help="With --follow: train first on the skipped hours of this range; ends are YYYYMMDD or YYYYMMDD/HH.",
             show_default=False,
@@ -50,28 +49,24 @@ def up(
     wait: Annotated[
         bool, typer.Option("--wait", help="With --detach: return when the endpoint answers.")
     ] = False,
-    config_file: ConfigFile = Path("clickline.yaml"),
-    overrides: Overrides = None,
-    as_json: Json = False,
-    quiet: Quiet = False,
 ) -> None:
     """Run the whole pipeline: prepare, train, evaluate, check the gate, publish, serve.
 
     Stages whose inputs have not changed are skipped; after an interruption the same command resumes. Exit 3 if the
     gate rejects the model.
     """
-    from clickline.config import load_config
-
-    config = load_config(config_file, overrides or ())
+    config = options.config()
     _check(backfill, follow=follow, detach=detach, wait=wait)
-    studio = config.studio.enabled and not no_studio
+    serve = not no_serve
     if detach:
-        arguments = ["up", "-q", "-c", str(config_file), *(f"--set={one}" for one in overrides or ())]
+        arguments = ["up", "-q", "-c", str(options.config_file)]
+        arguments += [f"--set={one}" for one in options.changes()]
         arguments += ["--follow"] * follow + ["--no-serve"] * no_serve + ["--no-studio"] * no_studio
         arguments += [] if backfill is None else ["--backfill", backfill]
-        _detach(config, config_file, arguments, serve=not no_serve, wait=wait, as_json=as_json, quiet=quiet)
+        _detach(options, config, arguments, serve=serve, wait=wait)
     else:
-        _run(config, backfill, follow=follow, serve=not no_serve, studio=studio, as_json=as_json, quiet=quiet)
+        studio = config.studio.enabled and not no_studio
+        _run(options, config, backfill, follow=follow, serve=serve, studio=studio)
 
 
 def _check(backfill: str | None, *, follow: bool, detach: bool, wait: bool) -> None:
@@ -92,40 +87,29 @@ def _check(backfill: str | None, *, follow: bool, detach: bool, wait: bool) -> N
 
 
 def _run(
-    config: Config,
-    backfill: str | None,
-    *,
-    follow: bool,
-    serve: bool,
-    studio: bool,
-    as_json: bool,
-    quiet: bool,
+    options: ProgressOptions, config: Config, backfill: str | None, *, follow: bool, serve: bool, studio: bool
 ) -> None:
     from clickline.deploy.rollout_wait import write_published_version
     from clickline.pipeline.run_record import expected_stages
-    from clickline.pipeline.runner import Runner
     from clickline.pipeline.up import start
 
     _take_signals()
-    stages = expected_stages(follow=follow, serve=serve)
-    with show_stage_progress(stages, as_json=as_json, quiet=quiet) as progress:
+    with options.progress(expected_stages(follow=follow, serve=serve)) as progress:
         running = start(
-            Runner(
-                config,
-                follow=follow,
-                backfill=backfill,
-                serve=serve,
-                studio=studio,
-                progress=progress,
-                program=False,
-            )
+            config,
+            follow=follow,
+            backfill=backfill,
+            serve=serve,
+            studio=studio,
+            progress=progress,
+            program=False,
         )
         if follow:  # the live display stays
-            _until_stopped(running, progress, as_json=as_json)
+            _until_stopped(running, progress, as_json=options.as_json)
             return
     if not serve:
         write_published_version(config)
-    _until_stopped(running, progress, as_json=as_json)
+    _until_stopped(running, progress, as_json=options.as_json)
 
 
 def _take_signals() -> None:
@@ -171,32 +155,15 @@ def _show(running: RunHandle, progress: Progress, *, as_json: bool) -> None:
 
 
 def _document(running: RunHandle) -> dict[str, Any]:
-    return {
-        "name": running.name,
-        "dataset": running.dataset,
-        "checkpoint": running.checkpoint,
-        "metrics": dict(running.metrics),
-        "gate": dict(running.gate),
-        "version": running.version,
-        "skipped": list(running.skipped),
-        "endpoint": None if running.endpoint is None else running.endpoint.to_json(),
-        "studio": running.studio,
-        "logs": str(running.logs),
-    }
+    document = {name: value for name, value in vars(running).items() if not name.startswith("_")}
+    return document | {"endpoint": None if running.endpoint is None else running.endpoint.to_json()}
 
 
 # ── in the background ──────────────────────────────────────────────────────────────────────────
 
 
 def _detach(
-    config: Config,
-    config_file: Path,
-    arguments: list[str],
-    *,
-    serve: bool,
-    wait: bool,
-    as_json: bool,
-    quiet: bool,
+    options: ProgressOptions, config: Config, arguments: list[str], *, serve: bool, wait: bool
 ) -> None:
     from clickline.pipeline.up_folder import UpFolder
 
@@ -213,11 +180,11 @@ def _detach(
         )
     info = _wait_until_started(process, folder)
     if wait:
-        info = _wait_until_ready(config, process, folder, serve=serve, quiet=quiet or as_json)
+        info = _wait_until_ready(config, process, folder, serve=serve, quiet=options.quiet or options.as_json)
     endpoint = info.document.get("stages", {}).get("serve", {}).get("facts", {})
-    option = "" if config_file == Path("clickline.yaml") else f" -c {config_file}"
+    option = "" if options.config_file == DEFAULT_CONFIG else f" -c {options.config_file}"
     page = (info.document.get("studio") or {}).get("url")
-    if as_json:
+    if options.as_json:
         run = {"pid": process.pid, "state": info.state, "logs": str(folder.logs), "studio": page}
         emit({**run, "endpoint": endpoint or None})
         return

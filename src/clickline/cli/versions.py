@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from clickline.cli.console import emit, facts, note, table
-from clickline.cli.options import ConfigFile, Json, Overrides
+from clickline.cli.options import CommandGroup, Json, JsonOptions
 from clickline.progress import human_size
 
 if TYPE_CHECKING:
@@ -20,11 +20,15 @@ if TYPE_CHECKING:
     from clickline.artifacts.version import Version
     from clickline.config import Config
 
-versions = typer.Typer(
+versions = CommandGroup(
     help="List published versions, change the current one, remove old ones.", no_args_is_help=False
 )
 
 Number = Annotated[int, typer.Argument(metavar="N", help="Version number.", min=1)]
+CurrentNumber = Annotated[
+    int | None,
+    typer.Argument(metavar="N", help="Version number.", min=1, show_default="the current version"),
+]
 Reason = Annotated[
     str | None, typer.Option("--reason", metavar="TEXT", help="Recorded in the history.", show_default=False)
 ]
@@ -33,15 +37,13 @@ _MAX_MOVES = 10
 
 
 @versions.command("list")
-def list_versions(
-    config_file: ConfigFile = Path("clickline.yaml"), overrides: Overrides = None, as_json: Json = False
-) -> None:
+def list_versions(options: JsonOptions) -> None:
     """List all versions."""
     from clickline.artifacts.diff import state_of, summary
     from clickline.errors import ArtifactError
     from clickline.storage.redaction import redacted
 
-    _, registry = _open(config_file, overrides)
+    _, registry = _open(options)
     current = registry.current()
     listed: list[dict[str, Any]] = []
     for number in registry.numbers():
@@ -53,7 +55,7 @@ def list_versions(
             listed.append({"version": number, "state": [*state, "damaged"]})
             continue
         listed.append({**summary(version), "state": state})
-    if as_json:
+    if options.as_json:
         emit(listed)
     elif not listed:
         note(f"{redacted(registry.uri)} has no versions yet: `clickline publish` creates one.")
@@ -66,42 +68,33 @@ def list_versions(
 
 @versions.command()
 def show(
-    number: Annotated[
-        int | None,
-        typer.Argument(metavar="N", help="Version number.", min=1, show_default="the current version"),
-    ] = None,
+    options: JsonOptions,
+    number: CurrentNumber = None,
     resolved: Annotated[
         bool, typer.Option("--resolved", help="Print only the config that it was built with.")
     ] = False,
-    config_file: ConfigFile = Path("clickline.yaml"),
-    overrides: Overrides = None,
-    as_json: Json = False,
 ) -> None:
     """Show everything about one version."""
     from clickline.artifacts.diff import state_of
-    from clickline.artifacts.promotion import current_of
     from clickline.validation import document_of
 
-    _, registry = _open(config_file, overrides)
+    _, registry = _open(options)
     current = registry.current()
-    version = registry.version(number if number is not None else current_of(registry).version)
+    version = _version(registry, number)
     if resolved:
         typer.echo(version.manifest.config.rstrip("\n"))
         return
     moves = [move for move in registry.moves() if move.version == version.number][-_MAX_MOVES:]
     chain = [one.number for one in registry.chain(version)]
-    if as_json:
+    if options.as_json:
         state = state_of(version.number, current)
         document = document_of(version.manifest)
         emit({**document, "chain": chain, "state": state, "moves": [asdict(move) for move in moves]})
         return
     facts(_facts(version, chain, current))
     typer.echo()
-    files = version.files.items()
-    table(
-        ("FILE", "SIZE", "SHA-256"),
-        [(name, human_size(file.size), file.sha256) for name, file in files],
-    )
+    files = [(name, human_size(file.size), file.sha256) for name, file in version.files.items()]
+    table(("FILE", "SIZE", "SHA-256"), files)
     if moves:
         typer.echo()
         _show_moves(moves)
@@ -109,6 +102,7 @@ def show(
 
 @versions.command()
 def diff(
+    options: JsonOptions,
     first: Annotated[int, typer.Argument(metavar="A", help="Version number.", min=1)],
     second: Annotated[
         int | None,
@@ -116,19 +110,15 @@ def diff(
             metavar="B", help="Another version number.", min=1, show_default="the current version"
         ),
     ] = None,
-    config_file: ConfigFile = Path("clickline.yaml"),
-    overrides: Overrides = None,
-    as_json: Json = False,
 ) -> None:
     """Compare two versions: contents, metrics, features, config."""
     from clickline.artifacts.diff import differences
-    from clickline.artifacts.promotion import current_of
 
-    _, registry = _open(config_file, overrides)
+    _, registry = _open(options)
     old = registry.version(first)
-    new = registry.version(second if second is not None else current_of(registry).version)
+    new = _version(registry, second)
     changes = differences(old, new)
-    if as_json:
+    if options.as_json:
         emit({"versions": [old.number, new.number], **changes})
         return
     for title, pairs in changes.items():
@@ -142,80 +132,57 @@ def diff(
 
 @versions.command()
 def rollback(
+    options: JsonOptions,
     to: Annotated[
         int | None,
         typer.Option(
-            "--to",
-            metavar="N",
-            help="An earlier version.",
-            min=1,
-            show_default="the previously current one",
+            metavar="N", help="An earlier version.", min=1, show_default="the previously current one"
         ),
     ] = None,
     reason: Reason = None,
-    config_file: ConfigFile = Path("clickline.yaml"),
-    overrides: Overrides = None,
-    as_json: Json = False,
 ) -> None:
     """Make an earlier version current; servers switch within seconds. `versions promote` goes forward."""
     from clickline.artifacts.promotion import roll_back
 
-    _, registry = _open(config_file, overrides, any_version=False)
-    _report_move(roll_back(registry, to, reason), as_json)
+    _, registry = _open(options, any_version=False)
+    _report_move(roll_back(registry, to, reason), options.as_json)
 
 
 @versions.command()
-def promote(
-    number: Number,
-    reason: Reason = None,
-    config_file: ConfigFile = Path("clickline.yaml"),
-    overrides: Overrides = None,
-    as_json: Json = False,
-) -> None:
+def promote(options: JsonOptions, number: Number, reason: Reason = None) -> None:
     """Make a newer version current; servers switch within seconds. `versions rollback` goes back."""
     from clickline.artifacts.promotion import promote as move_forward
 
-    _, registry = _open(config_file, overrides, any_version=False)
-    _report_move(move_forward(registry, number, reason), as_json)
+    _, registry = _open(options, any_version=False)
+    _report_move(move_forward(registry, number, reason), options.as_json)
 
 
 @versions.command()
-def pin(
-    number: Number,
-    reason: Reason = None,
-    config_file: ConfigFile = Path("clickline.yaml"),
-    overrides: Overrides = None,
-    as_json: Json = False,
-) -> None:
+def pin(options: JsonOptions, number: Number, reason: Reason = None) -> None:
     """Make a version current and keep it current: publishing does not change it until `unpin`."""
     from clickline.artifacts.promotion import pin as pin_version
 
-    _, registry = _open(config_file, overrides, any_version=False)
+    _, registry = _open(options, any_version=False)
     moved = pin_version(registry, number, reason)
     if not moved.changed:
-        _report(moved.now, as_json, f"version {number} is already current and pinned")
+        _report(moved.now, options.as_json, f"version {number} is already current and pinned")
         return
     before = moved.before
     was = "" if before is None or before.version == number else f" (was {before.version})"
     message = f"version {number} is current{was} and stays current until `clickline versions unpin`."
-    _report(moved.now, as_json, message)
+    _report(moved.now, options.as_json, message)
 
 
 @versions.command()
-def unpin(
-    reason: Reason = None,
-    config_file: ConfigFile = Path("clickline.yaml"),
-    overrides: Overrides = None,
-    as_json: Json = False,
-) -> None:
+def unpin(options: JsonOptions, reason: Reason = None) -> None:
     """Let publishing change the current version again. The current version stays."""
     from clickline.artifacts.promotion import unpin as unpin_version
 
-    _, registry = _open(config_file, overrides)
+    _, registry = _open(options)
     moved = unpin_version(registry, reason)
     move = moved.now
     if not moved.changed:
-        _report(move, as_json, f"no version is pinned; version {move.version} is current")
+        _report(move, options.as_json, f"no version is pinned; version {move.version} is current")
         return
     newest = max(registry.numbers())
     newer = (
@@ -223,15 +190,15 @@ def unpin(
         if newest > move.version
         else ""
     )
-    _report(move, as_json, f"version {move.version} stays current until the next publish.{newer}")
+    _report(move, options.as_json, f"version {move.version} stays current until the next publish.{newer}")
 
 
 @versions.command()
 def gc(
+    options: JsonOptions,
     keep: Annotated[
         int | None,
         typer.Option(
-            "--keep",
             metavar="K",
             help="Number of newest versions to keep.",
             min=1,
@@ -239,16 +206,13 @@ def gc(
         ),
     ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only show what would be removed.")] = False,
-    config_file: ConfigFile = Path("clickline.yaml"),
-    overrides: Overrides = None,
-    as_json: Json = False,
 ) -> None:
     """Remove old versions, except the current and previous ones and those that kept deltas build on."""
-    config, registry = _open(config_file, overrides)
+    config, registry = _open(options)
     keep = config.publish.keep_versions if keep is None else keep
     garbage = registry.garbage(keep)
     removed = list(garbage.versions) if dry_run else registry.gc(keep)
-    if as_json:
+    if options.as_json:
         emit({"dry_run": dry_run, "versions": removed, "drafts": garbage.drafts, "bytes": garbage.size})
         return
     verb = "would remove" if dry_run else "removed"
@@ -262,28 +226,21 @@ def gc(
 
 @versions.command()
 def verify(
-    number: Annotated[
-        int | None,
-        typer.Argument(metavar="N", help="Version number.", min=1, show_default="the current version"),
-    ] = None,
-    config_file: ConfigFile = Path("clickline.yaml"),
-    overrides: Overrides = None,
-    as_json: Json = False,
+    options: JsonOptions,
+    number: CurrentNumber = None,
 ) -> None:
     """Check every file of a version, and of the versions it builds on, against its manifest.
 
     With serve.trusted_keys_file, signatures are checked too.
     """
-    from clickline.artifacts.promotion import current_of
-
-    config, registry = _open(config_file, overrides, any_version=False)
-    version = registry.version(number if number is not None else current_of(registry).version)
+    config, registry = _open(options, any_version=False)
+    version = _version(registry, number)
     chain = registry.chain(version)
     for one in chain:
         registry.verify(one, registry.fetch(one, Path(config.cache.dir, "versions")))
     signed = config.serve.trusted_keys_file is not None
     files = sum(len(one.files) for one in chain)
-    if as_json:
+    if options.as_json:
         numbers = [one.number for one in chain]
         emit({"version": version.number, "chain": numbers, "files": files, "signed": signed or None})
         return
@@ -299,7 +256,7 @@ def verify(
 
 @versions.command()
 def keygen(
-    out: Annotated[Path, typer.Option("--out", metavar="DIR", help="Folder to write the two files to.")],
+    out: Annotated[Path, typer.Option(metavar="DIR", help="Folder to write the two files to.")],
     as_json: Json = False,
 ) -> None:
     """Create a key pair: the private key signs versions, the public key lets servers verify them."""
@@ -320,15 +277,19 @@ def keygen(
 # ── the registry ───────────────────────────────────────────────────────────────────────────────
 
 
-def _open(
-    config_file: Path, overrides: list[str] | None, *, any_version: bool = True
-) -> tuple[Config, Registry]:
+def _open(options: JsonOptions, *, any_version: bool = True) -> tuple[Config, Registry]:
     """The config and its registry; `any_version` also opens versions whose signature servers would refuse."""
     from clickline.artifacts.from_config import registry_of
-    from clickline.config import load_config
 
-    config = load_config(config_file, overrides or ())
+    config = options.config()
     return config, registry_of(config, any_version=any_version)
+
+
+def _version(registry: Registry, number: int | None) -> Version:
+    """The version of this number, or else the current one."""
+    from clickline.artifacts.promotion import current_of
+
+    return registry.version(current_of(registry).version if number is None else number)
 
 
 def _report_move(moved: MoveResult, as_json: bool) -> None:

@@ -12,7 +12,7 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field
 
-from clickline.config.value_types import Complaint, LocalPath, Section, as_type
+from clickline.config.value_types import Complaint, LocalPath, Port, Section, as_type, only_for, ordered
 
 SERVICE_VARIABLE = "CLICKLINE_SERVICE"
 """Set in the pods of predictors: the host name of their Service, or empty. A pod's own addresses help nobody."""
@@ -53,7 +53,6 @@ Memory = Annotated[
     Field(pattern=r"^[1-9][0-9]*(Ki|Mi|Gi|Ti|k|M|G|T)$"),
     as_type("string", "a Kubernetes quantity, such as 512Mi or 4Gi"),
 ]
-NodePort = Annotated[int, Field(ge=1, le=65535)]
 UserId = Annotated[int, Field(ge=1, le=2**31 - 1)]
 NodePath = Annotated[str, Field(pattern="^/"), as_type("string", "an absolute path")]
 SecretKey = Annotated[str, Field(pattern=r"^[a-z0-9.-]+/[-._a-zA-Z0-9]+$"), as_type("string", "secret/key")]
@@ -143,8 +142,8 @@ class ServingSection(Section):
         "ClusterIP",
         description="Service type of the predictors: reachable inside the cluster, on every node, or from outside.",
     )
-    http_node_port: NodePort | None = Field(None, description="With NodePort; null: the cluster chooses.")
-    grpc_node_port: NodePort | None = Field(None, description="With NodePort; null: the cluster chooses.")
+    http_node_port: Port | None = Field(None, description="With NodePort; null: the cluster chooses.")
+    grpc_node_port: Port | None = Field(None, description="With NodePort; null: the cluster chooses.")
     lookup: LookupRole | None = Field(
         None, description="Sparse tables in lookup servers; null: memory-mapped by each predictor."
     )
@@ -153,27 +152,16 @@ class ServingSection(Section):
     )
 
     def checks(self) -> Iterator[Complaint]:
-        if self.max_replicas is not None and self.max_replicas < self.replicas:
-            yield Complaint(
-                ("max_replicas",),
-                f"is {self.max_replicas}, below replicas {self.replicas}.",
-                "Raise max_replicas or lower replicas.",
-                ("replicas",),
-            )
+        yield from ordered(self, "replicas", "max_replicas")
         if self.replicas == 0 and self.kind == "deployment":
             yield Complaint(
                 ("replicas",), "is 0. Allowed with kind: knative only.", "Raise it to at least 1.", ("kind",)
             )
         ports = (self.http_node_port, self.grpc_node_port)
-        for key, port in zip(("http_node_port", "grpc_node_port"), ports, strict=True):
-            if port is not None and self.service == "ClusterIP":
-                yield Complaint(
-                    (key,),
-                    f"is {port}, but service is ClusterIP. Allowed only with NodePort or LoadBalancer.",
-                    f"Remove {key}, or set service: NodePort.",
-                    ("service",),
-                )
-            elif port is not None and not 30000 <= port <= 32767:
+        named = ("http_node_port", "grpc_node_port")
+        yield from only_for(self, "service", self.service, dict.fromkeys(named, ("NodePort", "LoadBalancer")))
+        for key, port in zip(named, ports, strict=True):
+            if port is not None and self.service != "ClusterIP" and not 30000 <= port <= 32767:
                 yield Complaint(
                     (key,),
                     f"is {port}. Allowed: 30000 to 32767, the default range of node ports.",
@@ -196,13 +184,13 @@ class ServingSection(Section):
 
 
 _VOLUME_KEYS = {
-    "new": ("storage_class", "access"),
-    "existing": ("claim",),
-    "nfs": ("server", "path"),
-    "host": ("path",),
-    "none": (),
+    "storage_class": ("new",),
+    "access": ("new",),
+    "claim": ("existing",),
+    "server": ("nfs",),
+    "path": ("nfs", "host"),
 }
-"""The keys of each kind of volume; all are required, except those of a new one."""
+"""Keys of a volume and the kinds that have them; all are required, except those of a new one."""
 
 
 class Volume(Section):
@@ -228,18 +216,10 @@ class Volume(Section):
     path: NodePath | None = Field(None, description="nfs: the exported folder; host: the node's folder.")
 
     def checks(self) -> Iterator[Complaint]:
-        for key in _VOLUME_KEYS[self.kind]:
-            if getattr(self, key) is None and self.kind != "new":
+        for key, kinds in _VOLUME_KEYS.items():
+            if getattr(self, key) is None and self.kind != "new" and self.kind in kinds:
                 yield Complaint((key,), f"is missing, and kind: {self.kind} needs it.", "Set it.", ("kind",))
-        for key in dict.fromkeys(key for keys in _VOLUME_KEYS.values() for key in keys):
-            if getattr(self, key) is not None and key not in _VOLUME_KEYS[self.kind]:
-                kinds = " or ".join(kind for kind, keys in _VOLUME_KEYS.items() if key in keys)
-                yield Complaint(
-                    (key,),
-                    f"is set, but kind is {self.kind}. Allowed only for {kinds}.",
-                    f"Remove {key}, or change kind.",
-                    ("kind",),
-                )
+        yield from only_for(self, "kind", self.kind, _VOLUME_KEYS)
 
 
 class DataVolume(Volume):
@@ -275,7 +255,7 @@ class TrackingServer(Section):
     """An MLflow server for this deployment; to use an existing one, set tracking.uri."""
 
     enabled: bool = Field(False, description="Whether to deploy it.")
-    port: Annotated[int, Field(ge=1, le=65535)] = Field(5000, description="Its port.")
+    port: Port = Field(5000, description="Its port.")
     image: Image | None = Field(
         None,
         description="An image with the full MLflow; null: the image of all roles, which has no web UI.",
@@ -301,20 +281,8 @@ class Resources(Section):
     gpu: int = Field(0, ge=0, le=64, description="Number of GPUs (nvidia.com/gpu).")
 
     def checks(self) -> Iterator[Complaint]:
-        if amount(self.memory_limit) < amount(self.memory):
-            yield Complaint(
-                ("memory_limit",),
-                f"is {self.memory_limit}, below memory {self.memory}.",
-                "Raise memory_limit or lower memory.",
-                ("memory",),
-            )
-        if self.cpu_limit is not None and amount(self.cpu_limit) < amount(self.cpu):
-            yield Complaint(
-                ("cpu_limit",),
-                f"is {self.cpu_limit}, below cpu {self.cpu}.",
-                "Raise cpu_limit or lower cpu.",
-                ("cpu",),
-            )
+        yield from ordered(self, "memory", "memory_limit", amount)
+        yield from ordered(self, "cpu", "cpu_limit", amount)
 
 
 _UNITS = {

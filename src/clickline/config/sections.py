@@ -38,6 +38,8 @@ from clickline.config.value_types import (
     holds_password,
     is_loopback,
     looks_secret,
+    only_for,
+    ordered,
     parse_bytes,
 )
 
@@ -164,24 +166,19 @@ class FieldConfig(Section):
 
     def keys_of_other_kinds(self, kind: Kind) -> Iterator[Complaint]:
         """Complaints about keys that do not apply to this kind."""
-        makes_ids = kind == "slot" or self.transform == "bucket"
-        for key, value, wanted, fits in (
-            ("transform", self.transform, "dense", kind == "dense"),
-            ("separator", self.separator, "slot", kind == "slot"),
-            ("multi", self.multi, "slot", kind == "slot"),
-            ("encoding", self.encoding, "slot", kind == "slot"),
-            ("slot", self.slot, "slot (or transform: bucket)", makes_ids),
-            ("positive", self.positive, "label", kind == "label"),
-            ("time_format", self.time_format, "time", kind == "time"),
-            ("unit", self.unit, "time", kind == "time"),
-        ):
-            if value is not None and not fits:
-                yield Complaint(
-                    (key,),
-                    f"is given, but the field's kind is {kind}. Allowed only for kind: {wanted}.",
-                    f"Remove {key}, or change the kind.",
-                    ("kind",),
-                )
+        keys = {
+            "transform": ["dense"],
+            "separator": ["slot"],
+            "multi": ["slot"],
+            "encoding": ["slot"],
+            "slot": ["slot", "dense with transform: bucket"],
+            "positive": ["label"],
+            "time_format": ["time"],
+            "unit": ["time"],
+        }
+        if self.transform == "bucket":
+            del keys["slot"]
+        yield from only_for(self, "kind", kind, keys)
 
 
 class DataSection(Section):
@@ -300,22 +297,16 @@ class DataSection(Section):
             )
 
     def _check_format_keys(self) -> Iterator[Complaint]:
-        source = self.format or "a custom reader"
-        for key, value, formats in (
-            ("slot_conf", self.slot_conf, ("slots", "paddlerec")),
-            ("modulo", self.modulo, ("slots", "paddlerec")),
-            ("delimiter", self.delimiter if self.delimiter != "," else None, ("csv",)),
-            ("header", self.header if not self.header else None, ("csv",)),
-            ("columns", self.columns, ("csv",)),
-            ("missing", self.missing or None, ("csv",)),
-        ):
-            if value is not None and self.format not in formats:
-                yield Complaint(
-                    (key,),
-                    f"is given, but the format is {source}. Allowed only for format: {' or '.join(formats)}.",
-                    f"Remove {key}, or change the format.",
-                    ("format", "reader"),
-                )
+        keys = {
+            "slot_conf": ["slots", "paddlerec"],
+            "modulo": ["slots", "paddlerec"],
+            "delimiter": ["csv"],
+            "header": ["csv"],
+            "columns": ["csv"],
+            "missing": ["csv"],
+        }
+        for c in only_for(self, "format", self.format or "a custom reader", keys):
+            yield c._replace(also=("format", "reader"))
         if self.format == "csv" and self.header and self.columns is not None:
             yield Complaint(
                 ("columns",),
@@ -636,15 +627,7 @@ class WideSection(Section):
     l2: float = Field(0.0, ge=0, le=1000, description="L2 regularization (FTRL).")
 
     def checks(self) -> Iterator[Complaint]:
-        for key in ("l1", "l2"):
-            value = getattr(self, key)
-            if value and self.optimizer != "ftrl":
-                yield Complaint(
-                    (key,),
-                    f"is {value:g}, but the optimizer is {self.optimizer}. Allowed only for ftrl.",
-                    f"Remove {key}, or set optimizer: ftrl.",
-                    ("optimizer",),
-                )
+        yield from only_for(self, "optimizer", self.optimizer, {"l1": ["ftrl"], "l2": ["ftrl"]})
 
 
 class AdmissionSection(Section):
@@ -709,10 +692,7 @@ class WorkersSection(Section):
     )
 
     def checks(self) -> Iterator[Complaint]:
-        if self.max is not None and self.max < self.min:
-            yield Complaint(
-                ("max",), f"is {self.max}, below min {self.min}.", "Raise max or lower min.", ("min",)
-            )
+        yield from ordered(self, "min", "max")
 
 
 class TrainSection(Section):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import glob
 import ipaddress
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from fractions import Fraction
 from pathlib import Path
@@ -56,6 +56,30 @@ class Complaint(NamedTuple):
     problem: str
     remedy: str
     also: tuple[str, ...] = ()
+
+
+def ordered(
+    section: Section, low: str, high: str, size: Callable[[Any], float] = float
+) -> Iterator[Complaint]:
+    """The complaint about a maximum that is below the minimum."""
+    least, most = getattr(section, low), getattr(section, high)
+    if most is not None and size(most) < size(least):
+        yield Complaint((high,), f"is {most}, below {low} {least}.", f"Raise {high} or lower {low}.", (low,))
+
+
+def only_for(
+    section: Section, chooser: str, chosen: str, keys: Mapping[str, Sequence[str]]
+) -> Iterator[Complaint]:
+    """Complaints about keys that are given although they do not apply to what the key `chooser` has chosen. `keys`
+    maps each to the choices that it applies to."""
+    for key, choices in keys.items():
+        if chosen not in choices and getattr(section, key) != type(section).model_fields[key].default:
+            yield Complaint(
+                (key,),
+                f"is given, but the {chooser} is {chosen}. Allowed only for {chooser}: {' or '.join(choices)}.",
+                f"Remove {key}, or change the {chooser}.",
+                (chooser,),
+            )
 
 
 def is_loopback(host: str) -> bool:

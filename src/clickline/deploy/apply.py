@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+from clickline.config import Config
 from clickline.deploy.deploy_status import SCHEDULED, finished, workload_state
 from clickline.deploy.kube_client import ApiError, Kube, if_allowed
 from clickline.deploy.objects import Object, describe, instance_labels, label
@@ -137,18 +138,16 @@ class ChangeSet:
         return result
 
 
-def plan_changes(
-    kube: Kube, objects: Sequence[Object], *, name: str, namespace: str, progress: Progress
-) -> ChangeSet:
+def plan_changes(kube: Kube, config: Config, objects: Sequence[Object], progress: Progress) -> ChangeSet:
     """Plan what `apply` would do. Raises `ClusterError` with everything that would prevent it."""
-    ordered = sorted(objects, key=_rank)
+    ordered, namespace = sorted(objects, key=_rank), config.deploy.namespace
     notes: list[str] = []
     try:
         fresh = _check_prerequisites(kube, ordered, namespace, notes)
     except MissingReferences as missing:
         raise ClusterError(f"{missing}\n{_NOTHING_CHANGED}") from missing
     if fresh is None:
-        proposal = _plan_all(kube, ordered, name=name, namespace=namespace, progress=progress)
+        proposal = _plan_all(kube, config, ordered, progress)
         return ChangeSet(proposal.steps, proposal.left_over, [*notes, *proposal.notes, *kube.warnings])
     notes.append(
         f"namespace {namespace} does not exist yet: its objects are checked by the server when they are applied"
@@ -158,10 +157,9 @@ def plan_changes(
 
 def apply(
     kube: Kube,
+    config: Config,
     objects: Sequence[Object],
     *,
-    name: str,
-    namespace: str,
     prune: bool,
     progress: Progress,
     wait_seconds: float = 0.0,
@@ -170,7 +168,7 @@ def apply(
 
     If secrets or claims are missing, the namespace is created first; `wait_seconds` is how long to wait for them.
     """
-    ordered = sorted(objects, key=_rank)
+    ordered, namespace = sorted(objects, key=_rank), config.deploy.namespace
     done = ApplyResult()
     try:
         fresh = _check_prerequisites(kube, ordered, namespace, done.notes)
@@ -184,7 +182,7 @@ def apply(
         # A dry run of namespaced objects needs the namespace. It is deleted again if the dry run fails.
         create_namespace(kube, fresh)
     try:
-        proposal = _plan_all(kube, ordered, name=name, namespace=namespace, progress=progress)
+        proposal = _plan_all(kube, config, ordered, progress)
     except ClusterError:
         if fresh is not None and (made_now := kube.live(fresh)) is not None:
             kube.delete(made_now)
@@ -196,8 +194,8 @@ def apply(
     scheduled = any(item["kind"] in SCHEDULED for item in ordered)
     try:
         if any(_runs_pipeline(step.item) and step.action in ("created", "replaced") for step in steps):
-            _await_terminating_runs(kube, name, namespace, progress)
-        with SlowTask(progress, f"applying {name}") as slow:
+            _await_terminating_runs(kube, config, progress)
+        with SlowTask(progress, f"applying {config.name}") as slow:
             for n, step in enumerate(steps):
                 slow.tick(f"{n} of {len(steps)} objects, now {describe(step.item)}")
                 try:
@@ -228,13 +226,9 @@ def _check_prerequisites(
 ) -> Object | None:
     """Check the prerequisites; returns the namespace if it has to be created."""
     check_apis(kube, ordered)
-    fresh = check_namespace(kube, _own_namespace(ordered), namespace)
+    fresh = check_namespace(kube, ordered, namespace)
     check_references(kube, ordered, namespace, notes)
     return fresh
-
-
-def _own_namespace(objects: Sequence[Object]) -> Object | None:
-    return next((item for item in objects if item["kind"] == "Namespace"), None)
 
 
 def _await_references(
@@ -250,7 +244,7 @@ def _await_references(
     if it was created."""
     if not missing.namespaced:
         raise ClusterError(f"{missing}\n{_NOTHING_CHANGED}") from missing
-    made = check_namespace(kube, _own_namespace(ordered), namespace)
+    made = check_namespace(kube, ordered, namespace)
     state = _NOTHING_CHANGED
     if made is not None:
         create_namespace(kube, made)
@@ -273,11 +267,10 @@ def _await_references(
             time.sleep(_POLL_SECONDS)
 
 
-def _plan_all(
-    kube: Kube, ordered: Sequence[Object], *, name: str, namespace: str, progress: Progress
-) -> ChangeSet:
+def _plan_all(kube: Kube, config: Config, ordered: Sequence[Object], progress: Progress) -> ChangeSet:
+    """One change per object, from a server-side dry run. All problems are reported at once."""
     with SlowTask(progress, "listing existing objects") as slow:
-        there = find_objects(kube, name=name, namespace=namespace, on_progress=slow.tick)
+        there = find_objects(kube, config, slow.tick)
     now = {_identity(item) for item in ordered}
     old = [
         item
@@ -287,28 +280,14 @@ def _plan_all(
     others = [item for item in old if _runs_pipeline(item)]
     problems = [_still_running(item) for item in others if _is_active(item)]
     steps = [ObjectChange(item, "removed", item) for item in others]
-    steps += _plan_objects(kube, ordered, name, problems, progress)
-    return ChangeSet(steps, [item for item in old if item not in others], there.not_listed)
-
-
-def _rank(item: Object) -> int:
-    key = (item["apiVersion"], item["kind"])
-    return KINDS.index(key) if key in KINDS else len(KINDS)
-
-
-def _plan_objects(
-    kube: Kube, objects: Sequence[Object], name: str, problems: list[str], progress: Progress
-) -> list[ObjectChange]:
-    """One change per object, from a server-side dry run. All problems are reported at once."""
-    steps: list[ObjectChange] = []
     kube.warnings.clear()  # keep only those about objects that change
     with SlowTask(progress, "server-side dry run") as slow:
-        for n, item in enumerate(objects):
-            slow.tick(f"{n} of {len(objects)} objects, now {describe(item)}")
+        for n, item in enumerate(ordered):
+            slow.tick(f"{n} of {len(ordered)} objects, now {describe(item)}")
             warned = len(kube.warnings)
             live = kube.live(item)
             try:
-                steps.append(_plan_object(kube, item, live, name))
+                steps.append(_plan_object(kube, item, live, config.name))
             except ApiError as refused:
                 problems.append(f"{describe(item)}: {_explain(item, live, refused)}")
             except Conflict as stuck:
@@ -318,7 +297,12 @@ def _plan_objects(
                     del kube.warnings[warned:]  # it was reported when the object was created
     if problems:
         raise ClusterError("\n".join([*problems, _NOTHING_CHANGED]))
-    return steps
+    return ChangeSet(steps, [item for item in old if item not in others], there.not_listed)
+
+
+def _rank(item: Object) -> int:
+    key = (item["apiVersion"], item["kind"])
+    return KINDS.index(key) if key in KINDS else len(KINDS)
 
 
 # ── one pipeline at a time ─────────────────────────────────────────────────────────────────────
@@ -361,11 +345,11 @@ def _stop_command(item: Object) -> str:
     )
 
 
-def _await_terminating_runs(kube: Kube, name: str, namespace: str, progress: Progress) -> None:
+def _await_terminating_runs(kube: Kube, config: Config, progress: Progress) -> None:
     """A terminating pod still holds the lock of `home`, and releases Ray only at its end."""
 
     def ending() -> list[Object]:
-        pods = if_allowed(kube.list, "v1", "Pod", namespace, instance_labels(name))
+        pods = if_allowed(kube.list, "v1", "Pod", config.deploy.namespace, instance_labels(config.name))
         return [
             pod
             for pod in (() if isinstance(pods, ApiError) else pods)  # `find_objects` has reported it
@@ -545,10 +529,11 @@ def _identity(item: Object) -> tuple[str, str, str]:
 
 
 def find_objects(
-    kube: Kube, *, name: str, namespace: str, on_progress: Callable[[str], None] = lambda message: None
+    kube: Kube, config: Config, on_progress: Callable[[str], None] = lambda message: None
 ) -> LiveObjects:
     """The objects that a deployment has created, without those that controllers created for them."""
-    labels = {**instance_labels(name), "app.kubernetes.io/managed-by": "clickline"}
+    namespace = config.deploy.namespace
+    labels = {**instance_labels(config.name), "app.kubernetes.io/managed-by": "clickline"}
     objects: list[Object] = []
     not_listed: list[str] = []
     for n, (api_version, kind) in enumerate(KINDS):
@@ -582,17 +567,16 @@ def objects_to_delete(there: LiveObjects, *, with_data: bool) -> list[Object]:
 
 def delete_objects(
     kube: Kube,
+    config: Config,
     there: LiveObjects,
     *,
-    name: str,
-    namespace: str,
     with_data: bool,
     progress: Progress,
     seconds: float = _DELETE_SECONDS,
 ) -> DeleteResult:
     """Delete what `find_objects` has found; claims and volumes only `with_data`, and then also the namespace if the
     deployment created it and nothing else is in it. Returns when all of it is gone."""
-    leaving = objects_to_delete(there, with_data=with_data)
+    leaving, namespace = objects_to_delete(there, with_data=with_data), config.deploy.namespace
     result = DeleteResult(
         [], [describe(item) for item in there.objects if item not in leaving], list(there.not_listed)
     )
@@ -602,9 +586,9 @@ def delete_objects(
         kube,
         leaving,
         progress,
-        title=f"deleting {name}",
+        title=f"deleting {config.name}",
         seconds=seconds,
-        also=lambda: kube.list("v1", "Pod", namespace, instance_labels(name)),
+        also=lambda: kube.list("v1", "Pod", namespace, instance_labels(config.name)),
     )
     result.removed = [describe(item) for item in leaving]
     own = next((item for item in there.objects if item["kind"] == "Namespace"), None)

@@ -12,6 +12,7 @@ from typing import Any
 from clickline.config import load_config
 from clickline.deploy.kube_client import Kube
 from clickline.deploy.objects import Object
+from clickline.deploy.render import setting_text
 from clickline.errors import ConfigError
 
 _SET = "clickline/set"
@@ -74,7 +75,9 @@ def dropped_overrides(config_file: Path, before: Sequence[str], now: Sequence[st
         key = one.partition("=")[0].strip()
         was, becomes = _value(old, key), _value(new, key)
         if was != becomes:
-            lines.append(f"{key} {_text(was)} → {_text(becomes)}: the last apply used --set {one}")
+            lines.append(
+                f"{key} {setting_text(was)} → {setting_text(becomes)}: the last apply used --set {one}"
+            )
     return lines
 
 
@@ -82,7 +85,3 @@ def _value(document: Any, key: str) -> Any:
     for step in key.split("."):
         document = document.get(step) if isinstance(document, dict) else None
     return document
-
-
-def _text(value: Any) -> str:
-    return value if isinstance(value, str) else json.dumps(value)

@@ -51,10 +51,9 @@ _BY_OPERATOR = {
 def workflow_objects(plan: DeployPlan) -> list[Object]:
     """The steps as a template, and a run of it: now, or on a schedule."""
     section = plan.deploy.workflow
-    name = plan.object_name("pipeline")
-    run: Object = {"workflowTemplateRef": {"name": name}}
+    run: Object = {"workflowTemplateRef": {"name": plan.object_name("pipeline")}}
     if section.schedule is None:
-        run_object = plan.object(_API, "Workflow", name, "pipeline", {"spec": run})
+        run_object = plan.object(_API, "Workflow", "pipeline", spec=run)
     else:
         times = {
             "schedules": [section.schedule],
@@ -62,8 +61,8 @@ def workflow_objects(plan: DeployPlan) -> list[Object]:
             "workflowMetadata": {"labels": plan.labels("pipeline")},
             "workflowSpec": run,
         }
-        run_object = plan.object(_API, "CronWorkflow", name, "pipeline", {"spec": times})
-    template = plan.object(_API, "WorkflowTemplate", name, "pipeline", {"spec": _steps(plan)})
+        run_object = plan.object(_API, "CronWorkflow", "pipeline", spec=times)
+    template = plan.object(_API, "WorkflowTemplate", "pipeline", spec=_steps(plan))
     named = (
         [ray_service(plan)] if uses_operator(plan.config) and plan.deploy.training.kind == "volcano" else []
     )

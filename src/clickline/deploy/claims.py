@@ -72,11 +72,11 @@ def _bound_volume(
         **source,
     }
     return [
-        plan.object("v1", "PersistentVolume", volume, "storage", {"spec": spec}, namespaced=False),
+        plan.object("v1", "PersistentVolume", "storage", name=volume, namespaced=False, spec=spec),
         _claim(plan, name, access, size, {"storageClassName": "", "volumeName": volume}),
     ]
 
 
 def _claim(plan: DeployPlan, name: str, access: str, size: str, more: dict[str, Any]) -> Object:
     spec = {"accessModes": [access], "resources": {"requests": {"storage": size}}, **more}
-    return plan.object("v1", "PersistentVolumeClaim", name, "storage", {"spec": spec})
+    return plan.object("v1", "PersistentVolumeClaim", "storage", name=name, spec=spec)

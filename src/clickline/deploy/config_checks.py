@@ -163,9 +163,9 @@ def _own_files(plan: DeployPlan) -> Iterator[_Problem]:
 
 def _secret_files(plan: DeployPlan) -> Iterator[_Problem]:
     """Files with secrets are never copied from this machine: the cluster must have them."""
-    given = {_clean(str(WORKING_FOLDER / path)) for path in plan.deploy.secrets.files}
+    given = {normpath(str(WORKING_FOLDER / path)) for path in plan.deploy.secrets.files}
     for key, file in _secrets(plan):
-        if _clean(file) not in given:
+        if normpath(file) not in given:
             written = PurePosixPath(file)
             if written.is_relative_to(WORKING_FOLDER):
                 written = written.relative_to(WORKING_FOLDER)
@@ -276,7 +276,10 @@ def _training(plan: DeployPlan) -> Iterator[_Problem]:
 def _serving(plan: DeployPlan) -> Iterator[_Problem]:
     serve, section = plan.config.serve, plan.deploy.serving
     ports = {key: getattr(serve, key) for key in ("http_port", "grpc_port", "metrics_port", "lookup_port")}
-    for key, port in (*((f"serve.{key}", port) for key, port in ports.items()), *_tracking_port(plan)):
+    named = {f"serve.{key}": port for key, port in ports.items()}
+    if plan.deploy.tracking.enabled:
+        named["deploy.tracking.port"] = plan.deploy.tracking.port
+    for key, port in named.items():
         if port < 1024:
             yield (
                 key,
@@ -325,10 +328,6 @@ def _canary(plan: DeployPlan) -> Iterator[_Problem]:
             f"is {canary.stable}, which is the revision of this very config: there is nothing to compare.",
             "Change what the canary should test (image, resources, serve), or remove canary.",
         )
-
-
-def _tracking_port(plan: DeployPlan) -> list[tuple[str, int]]:
-    return [("deploy.tracking.port", plan.deploy.tracking.port)] if plan.deploy.tracking.enabled else []
 
 
 def _tracking(plan: DeployPlan) -> Iterator[_Problem]:
@@ -442,9 +441,9 @@ def _storage_notes(plan: DeployPlan) -> Iterator[str]:
 
 
 def _access_notes(plan: DeployPlan) -> Iterator[str]:
-    config, named = plan.config, {_clean(file) for _, file in _secrets(plan)}
+    config, named = plan.config, {normpath(file) for _, file in _secrets(plan)}
     for path in plan.deploy.secrets.files:
-        if _clean(str(WORKING_FOLDER / path)) not in named:
+        if normpath(str(WORKING_FOLDER / path)) not in named:
             yield f"deploy.secrets.files: {path} is mounted, but no key of the config names it."
     missing = [
         key
@@ -557,9 +556,5 @@ def _is_uri(place: str) -> bool:
     return "://" in place or "::" in place
 
 
-def _clean(path: str) -> str:
-    return normpath(path)
-
-
 def _is_inside(path: str, folder: str) -> bool:
-    return PurePosixPath(_clean(path)).is_relative_to(_clean(folder))
+    return PurePosixPath(normpath(path)).is_relative_to(normpath(folder))

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from posixpath import join, normpath
 
-from clickline.deploy.deploy_status import pod_status, unbound_claims
+from clickline.deploy.deploy_status import is_over, pod_status, unbound_claims
 from clickline.deploy.file_transfer import TransferTotal, list_files, receive, send, transfer_total
 from clickline.deploy.kube_client import ApiError, Kube, if_allowed
 from clickline.deploy.objects import Object, describe
@@ -133,8 +133,7 @@ def _pod(kube: Kube, rendered: Rendered, progress: Progress) -> Iterator[str]:
 def _create_missing(kube: Kube, rendered: Rendered, objects: list[Object], progress: Progress) -> None:
     """Create the objects that do not exist; only `apply` changes existing ones."""
     check_apis(kube, objects)
-    own = next((one for one in objects if one["kind"] == "Namespace"), None)
-    if (fresh := check_namespace(kube, own, rendered.namespace)) is not None:
+    if (fresh := check_namespace(kube, objects, rendered.namespace)) is not None:
         create_namespace(kube, fresh)
         progress.log(f"created    {describe(fresh)}")
     notes: list[str] = []
@@ -169,12 +168,8 @@ def _await_ready(kube: Kube, rendered: Rendered, pod: Object, progress: Progress
                 return
             now = time.monotonic()
             failed_since = None if state != "failed" else failed_since or now
-            over = (live.get("status") or {}).get("phase") in ("Failed", "Succeeded")
-            if (
-                over
-                or now - begun > _READY_SECONDS
-                or (failed_since and now - failed_since > _FAILED_SECONDS)
-            ):
+            stuck = failed_since is not None and now - failed_since > _FAILED_SECONDS
+            if stuck or is_over(live) or now - begun > _READY_SECONDS:
                 raise ClusterError(f"Pod {name} is not ready after {now - begun:.0f} s: {why or state}.")
             slow.tick(why or state)
             time.sleep(_POLL_SECONDS)

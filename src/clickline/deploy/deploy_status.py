@@ -6,6 +6,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from clickline.config import Config
 from clickline.deploy.kube_client import ApiError, Kube, if_allowed
 from clickline.deploy.objects import Object, describe, instance_labels, label
 from clickline.deploy.retained_volumes import reserved_claim
@@ -38,8 +39,9 @@ LONG_RUNNING = ("Deployment", "StatefulSet", "Service")
 SCHEDULED = ("CronJob", "CronWorkflow")
 
 
-def fetch_status(kube: Kube, *, name: str, namespace: str, metrics_port: int, tls: bool) -> dict[str, Any]:
+def fetch_status(kube: Kube, config: Config) -> dict[str, Any]:
     """What the cluster knows about a deployment: the argument of `summarize`."""
+    name, namespace = config.name, config.deploy.namespace
     notes: list[str] = []
 
     def listed(api_version: str, kind: str, note: str = "", **where: Any) -> list[Object]:
@@ -65,7 +67,7 @@ def fetch_status(kube: Kube, *, name: str, namespace: str, metrics_port: int, tl
         "objects": objects,
         "events": events,
         "volumes": _volumes(kube, objects, notes),
-        "served": _served_versions(kube, namespace, objects, metrics_port, notes, tls=tls),
+        "served": _served_versions(kube, config, objects, notes),
         "notes": [*notes, *unmeasured],
     }
 
@@ -128,7 +130,7 @@ def unbound_claims(kube: Kube, claims: Sequence[Object]) -> list[tuple[str, str,
 
 
 def _served_versions(
-    kube: Kube, namespace: str, objects: Sequence[Object], port: int, notes: list[str], *, tls: bool
+    kube: Kube, config: Config, objects: Sequence[Object], notes: list[str]
 ) -> dict[str, dict[str, Any]]:
     """The version of each serving pod, or why it has none; queried through the API server, which reaches all pods."""
     served: dict[str, dict[str, Any]] = {}
@@ -138,7 +140,7 @@ def _served_versions(
         for pod in running[:_MAX_QUERIED_PODS]:
             name = pod["metadata"]["name"]
             try:
-                served[name] = _query_version(kube, namespace, name, port, tls=tls)
+                served[name] = _query_version(kube, config, name)
             except ApiError as refused:
                 if refused.status == 403:
                     notes.append(
@@ -153,12 +155,18 @@ def _served_versions(
     return served
 
 
-def _query_version(kube: Kube, namespace: str, pod: str, port: int, *, tls: bool) -> dict[str, Any]:
-    status, text = kube.proxy_get(namespace, pod, port, "/metrics", tls=tls)
+def _query_version(kube: Kube, config: Config, pod: str) -> dict[str, Any]:
+    def get(path: str) -> tuple[int, str]:
+        serve = config.serve
+        return kube.proxy_get(
+            config.deploy.namespace, pod, serve.metrics_port, path, tls=serve.tls is not None
+        )
+
+    status, text = get("/metrics")
     version = re.search(r"^clickline_(?:lookup_)?version (\d+)", text, re.MULTILINE)
     if status == 200 and version and int(version[1]):
         return {"version": int(version[1])}
-    status, text = kube.proxy_get(namespace, pod, port, "/readyz", tls=tls)
+    status, text = get("/readyz")
     version = re.search(r"^version (\d+)", text, re.MULTILINE)
     if status == 200 and version:  # /metrics needs a token, which the API server does not forward
         return {"version": int(version[1])}
@@ -179,7 +187,7 @@ def summarize(found: Mapping[str, Any]) -> dict[str, Any]:
         for one in objects
         if one["kind"] == "PersistentVolumeClaim"
     ]
-    workloads = [one for one in objects if (one["apiVersion"], one["kind"]) in WORKLOADS and not _owned(one)]
+    workloads = own_workloads(objects)
     wanted: dict[str, int | None] = {}
     for one in workloads:
         for role, desired in desired_pods(one).items():
@@ -205,12 +213,17 @@ def summarize(found: Mapping[str, Any]) -> dict[str, Any]:
         "namespace": found["namespace"],
         "state": next((state for state in _STATE_ORDER if state in states), "absent"),
         "roles": roles,
-        "versions": _versions(roles),
+        "versions": next((role["versions"] for role in roles if role["role"] == "predictor"), []),
         "endpoints": _endpoints(objects),
         "claims": claims,
         "errors": _errors(found["events"], objects, roles, name),
         "notes": list(found["notes"]),
     }
+
+
+def own_workloads(objects: Sequence[Object]) -> list[Object]:
+    """The workloads, without those that controllers created for others."""
+    return [one for one in objects if (one["apiVersion"], one["kind"]) in WORKLOADS and not _owned(one)]
 
 
 def _owned(item: Object) -> bool:
@@ -261,12 +274,11 @@ def _role_status(
     events: Sequence[Object],
     claims: Mapping[str, str],
 ) -> dict[str, Any]:
-    alive = [pod for pod in pods if _phase(pod) not in ("Succeeded", "Failed")]
     shown_pods = [pod_status(pod, role, served, events, claims) for pod in pods]
-    ready = sum(_ready(pod) for pod in alive)
+    ready = sum(_ready(pod) for pod in pods if not is_over(pod))
     states = [workload_state(one) for one in workloads]
-    state, why = _worst(states)
-    newest = max(pods, key=_created, default=None)
+    state, why = next((one for worst in _STATE_ORDER for one in states if one[0] == worst), ("waiting", ""))
+    newest = max(pods, key=created, default=None)
     if state == "scheduled" and newest is not None and _phase(newest) == "Failed":
         state = "failed"  # the last run; the next one is scheduled
     if state not in ("done", "failed"):
@@ -287,7 +299,7 @@ def _role_status(
             why = _joined(why, *again, f"last attempt: {tried}")
     elif state == "failed":
         ended = [pod for pod in pods if _phase(pod) == "Failed"]
-        why = _joined(why, _pod_state(max(ended, key=_created), role)[1] if ended else "")
+        why = _joined(why, _pod_state(max(ended, key=created), role)[1] if ended else "")
     if state == "done":
         ready = desired or 0
     versions = sorted(
@@ -314,9 +326,9 @@ def _last_failure(workloads: Sequence[Object], pods: Sequence[Object], role: str
     retry."""
     if all(one["kind"] in LONG_RUNNING for one in workloads):
         return ""
-    run = _run_name(max(pods, key=_created, default={}))
+    run = _run_name(max(pods, key=created, default={}))
     failed = [pod for pod in pods if _phase(pod) == "Failed" and _run_name(pod) == run]
-    return _pod_state(max(failed, key=_created), role)[1] if failed else ""
+    return _pod_state(max(failed, key=created), role)[1] if failed else ""
 
 
 _RUN_LABELS = ("batch.kubernetes.io/job-name", "workflows.argoproj.io/workflow")
@@ -326,18 +338,6 @@ def _run_name(pod: Object) -> str | None:
     """The Job or Workflow of a pod: a CronJob or CronWorkflow creates one per run."""
     labels = (pod.get("metadata") or {}).get("labels") or {}
     return next((str(labels[key]) for key in _RUN_LABELS if key in labels), None)
-
-
-def _worst(states: Sequence[tuple[str, str]]) -> tuple[str, str]:
-    for wanted in _STATE_ORDER:
-        for state, why in states:
-            if state == wanted:
-                return state, why
-    return "waiting", ""
-
-
-def _versions(roles: Sequence[Mapping[str, Any]]) -> list[int]:
-    return next((role["versions"] for role in roles if role["role"] == "predictor"), [])
 
 
 # ── workloads ──────────────────────────────────────────────────────────────────────────────────
@@ -361,10 +361,7 @@ def finished(workload: Object) -> bool:
 def workload_state(workload: Object) -> tuple[str, str]:
     """Its state (running, waiting, failed, scheduled or done) and the reason."""
     status = workload.get("status") or {}
-    kind, api = workload["kind"], workload["apiVersion"]
-    conditions = {
-        one["type"]: one for one in status.get("conditions") or () if isinstance(one, dict) and "type" in one
-    }
+    kind, api, conditions = workload["kind"], workload["apiVersion"], _conditions(workload)
     if kind in ("Deployment", "StatefulSet"):
         desired = (workload.get("spec") or {}).get("replicas", 1)
         refused = conditions.get("ReplicaFailure", {})
@@ -481,8 +478,13 @@ def _times(count: int) -> str:
     return "once" if count == 1 else f"{count} times"
 
 
-def _created(pod: Object) -> str:
+def created(pod: Object) -> str:
     return str(pod["metadata"].get("creationTimestamp", ""))
+
+
+def is_over(pod: Object) -> bool:
+    """Whether a pod has ended."""
+    return _phase(pod) in ("Succeeded", "Failed")
 
 
 def _phase(item: Object) -> str:
@@ -490,12 +492,17 @@ def _phase(item: Object) -> str:
     return str((item.get("status") or {}).get("phase", "Pending"))
 
 
+def _conditions(item: Object) -> dict[str, Object]:
+    found = (item.get("status") or {}).get("conditions") or ()
+    return {one["type"]: one for one in found if isinstance(one, dict) and "type" in one}
+
+
 def _ready(pod: Object) -> bool:
-    conditions = (pod.get("status") or {}).get("conditions") or ()
-    return any(one["type"] == "Ready" and one["status"] == "True" for one in conditions)
+    return bool(_conditions(pod).get("Ready", {}).get("status") == "True")
 
 
-def _containers(pod: Object) -> list[Object]:
+def containers(pod: Object) -> list[Object]:
+    """The status of each container, the initial ones first."""
     status = pod.get("status") or {}
     return [*(status.get("initContainerStatuses") or ()), *(status.get("containerStatuses") or ())]
 
@@ -525,10 +532,10 @@ def pod_status(
     return {
         "pod": name,
         "node": (pod.get("spec") or {}).get("nodeName"),
-        "alive": _phase(pod) not in ("Succeeded", "Failed"),
+        "alive": not is_over(pod),
         "state": state,
         "why": why,
-        "restarts": sum(one.get("restartCount", 0) for one in _containers(pod)),
+        "restarts": sum(one.get("restartCount", 0) for one in containers(pod)),
         "version": answer.get("version"),
         "words": answer.get("words"),
     }
@@ -543,10 +550,10 @@ def _pod_state(pod: Object, role: str) -> tuple[str, str]:
         return "failed", _failure(pod, role) or _reason(status)
     if pod["metadata"].get("deletionTimestamp"):
         return "waiting", "terminating"
-    for one in status.get("conditions") or ():
-        if one["type"] == "PodScheduled" and one["status"] == "False":
-            return "waiting", f"Pending: {one.get('message') or one.get('reason') or 'no node yet'}"
-    for one in _containers(pod):
+    placed = _conditions(pod).get("PodScheduled", {})
+    if placed.get("status") == "False":
+        return "waiting", f"Pending: {placed.get('message') or placed.get('reason') or 'no node yet'}"
+    for one in containers(pod):
         waiting = (one.get("state") or {}).get("waiting") or {}
         reason = waiting.get("reason", "")
         if reason == "CrashLoopBackOff":
@@ -554,7 +561,7 @@ def _pod_state(pod: Object, role: str) -> tuple[str, str]:
         if reason in _WAITING_REASONS:
             words = f" ({waiting['message']})" if waiting.get("message") else ""
             return "failed", f"{reason} in {one['name']}: {_WAITING_REASONS[reason]}{words}"
-    restarted = [one for one in _containers(pod) if one.get("restartCount")]
+    restarted = [one for one in containers(pod) if one.get("restartCount")]
     if phase == "Running" and _ready(pod):
         return "running", "; ".join(
             f"restarted {_times(one['restartCount'])}, last {_last_termination(one, role)}"
@@ -577,7 +584,7 @@ def _failure(pod: Object, role: str) -> str:
     """Why a finished pod failed: its first failed container, except sidecars, which are terminated with the pod."""
     initial = (pod.get("spec") or {}).get("initContainers") or ()
     sidecars = {one["name"] for one in initial if one.get("restartPolicy") == "Always"}
-    for one in _containers(pod):
+    for one in containers(pod):
         if one["name"] in sidecars:
             continue
         ended = (one.get("state") or {}).get("terminated") or {}
@@ -706,8 +713,7 @@ def _is_resolved(item: Object, event: Object) -> bool:
         return _phase(item) == "Bound"
     if (item["apiVersion"], item["kind"]) in WORKLOADS:
         return workload_state(item)[0] in ("running", "done")
-    sign = {"Pod": "Ready", _SCALER: "ScalingActive"}.get(item["kind"])
-    for one in (item.get("status") or {}).get("conditions") or ():
-        if one["type"] == sign and one["status"] == "True":
-            return _event_time(event) <= str(one.get("lastTransitionTime", ""))
-    return False
+    sign = {"Pod": "Ready", _SCALER: "ScalingActive"}.get(item["kind"], "")
+    healthy = _conditions(item).get(sign, {})
+    since = str(healthy.get("lastTransitionTime", ""))
+    return bool(healthy.get("status") == "True") and _event_time(event) <= since

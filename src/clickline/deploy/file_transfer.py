@@ -17,8 +17,9 @@ from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from hashlib import sha256
 from pathlib import Path, PurePosixPath
-from typing import Any, Protocol
+from typing import Any, BinaryIO
 
+from clickline.deploy.exec_process import ExecProcess
 from clickline.errors import ClusterError, StorageError
 from clickline.progress import human_size
 from clickline.storage.atomic import is_temporary_name, remove_leftovers, temporary_name
@@ -27,20 +28,7 @@ CHUNK = 256 << 10
 _PART_SECONDS = 86_400  # the data pod lives no longer, so older partial files have lost their writer
 _MAX_LINE = 64 << 10
 
-
-class ByteReader(Protocol):
-    """A binary stream to read from."""
-
-    def read(self, size: int, /) -> bytes:
-        """At most `size` bytes; none at the end."""
-
-    def readline(self, size: int, /) -> bytes: ...
-
-
-class ByteWriter(Protocol):
-    """A binary stream to write to."""
-
-    def write(self, data: bytes, /) -> object: ...
+Stream = BinaryIO | ExecProcess
 
 
 @dataclass(frozen=True)
@@ -91,7 +79,7 @@ def transfer_total(path: Path, files: Files) -> TransferTotal:
     return TransferTotal(len(files), sum(place.stat().st_size for _, place in files), path.is_file())
 
 
-def send(files: Files, total: TransferTotal, out: ByteWriter, sent: Callable[[int], None]) -> None:
+def send(files: Files, total: TransferTotal, out: Stream, sent: Callable[[int], None]) -> None:
     """Write the files to `out`; `sent` is called with the size of every chunk."""
     _write_header(out, asdict(total))
     for name, place in files:
@@ -111,12 +99,12 @@ def send(files: Files, total: TransferTotal, out: ByteWriter, sent: Callable[[in
     _write_header(out, {"end": True})
 
 
-def _write_header(out: ByteWriter, document: dict[str, Any]) -> None:
+def _write_header(out: Stream, document: dict[str, Any]) -> None:
     out.write(json.dumps(document).encode() + b"\n")
 
 
 def receive(
-    stream: ByteReader,
+    stream: Stream,
     folder_for: Callable[[TransferTotal], Path],
     received: Callable[[int], None] = lambda size: None,
     *,
@@ -157,7 +145,7 @@ def receive(
     return TransferTotal(files, size, total.single)
 
 
-def _receive_file(stream: ByteReader, place: Path, size: int, received: Callable[[int], None]) -> None:
+def _receive_file(stream: Stream, place: Path, size: int, received: Callable[[int], None]) -> None:
     place.parent.mkdir(parents=True, exist_ok=True)
     part = place.with_name(temporary_name(place.name))
     digest, left = sha256(), size
@@ -197,7 +185,7 @@ def _safe_path(folder: Path, name: str) -> Path:
     return place
 
 
-def _read_header(stream: ByteReader) -> dict[str, Any]:
+def _read_header(stream: Stream) -> dict[str, Any]:
     line = stream.readline(_MAX_LINE)
     if not line:
         raise ClusterError("the stream ended before all files had arrived. Send them again.")

@@ -26,9 +26,8 @@ _FLAGGED_FIELDS = {
 
 def knative_service(plan: DeployPlan) -> list[Object]:
     """The Knative Service, and the lookup servers if there are any."""
-    role, name, canary = "predictor", plan.object_name("predictor"), plan.deploy.serving.canary
-    template = _template(plan)
-    template["metadata"] = {"name": _revision_name(name, template), **template["metadata"]}
+    canary, template = plan.deploy.serving.canary, _template(plan)
+    template["metadata"] = {"name": _revision_name(plan, template), **template["metadata"]}
     newest: Object = {"latestRevision": True, "percent": 100}
     traffic = [newest]
     if canary is not None:
@@ -36,14 +35,14 @@ def knative_service(plan: DeployPlan) -> list[Object]:
         stable = {"revisionName": canary.stable, "percent": 100 - canary.percent, "tag": "stable"}
         traffic = [stable, newest]
     spec = {"template": template, "traffic": traffic}
-    service = plan.object("serving.knative.dev/v1", "Service", name, role, {"spec": spec})
+    service = plan.object("serving.knative.dev/v1", "Service", "predictor", spec=spec)
     return [service, *lookup_servers(plan)]
 
 
 def revision(plan: DeployPlan) -> str:
     """The name of this config's revision. It is derived from the revision's content, so that applying the same config
     again creates no other, and a canary has another name than the stable revision."""
-    return _revision_name(plan.object_name("predictor"), _template(plan))
+    return _revision_name(plan, _template(plan))
 
 
 def feature_flags(plan: DeployPlan) -> list[str]:
@@ -60,8 +59,8 @@ def queue_ports(plan: DeployPlan) -> list[int]:
     return [8013 if plan.deploy.serving.protocol == "grpc" else 8012, 8022, 8112, 9090, 9091]
 
 
-def _revision_name(service: str, template: Object) -> str:
-    return f"{service}-{sha256(json.dumps(template, sort_keys=True).encode()).hexdigest()[:8]}"
+def _revision_name(plan: DeployPlan, template: Object) -> str:
+    return f"{plan.object_name('predictor')}-{sha256(json.dumps(template, sort_keys=True).encode()).hexdigest()[:8]}"
 
 
 def _template(plan: DeployPlan) -> Object:

@@ -75,24 +75,17 @@ def ray_job_for(plan: DeployPlan, command: list[str]) -> Object:
             "env": [{"name": "HOME", "value": "/tmp"}, {"name": "RAY_USAGE_STATS_ENABLED", "value": "0"}],
             "volumeMounts": [{"name": "tmp", "mountPath": "/tmp"}],
         }
-    job = plan.object(
-        "ray.io/v1",
-        "RayJob",
-        # The submitter is a Job of the same name. The operator would mistake an existing Job, such as the pipeline's,
-        # for it and never submit the entrypoint.
-        plan.object_name("ray"),
-        "pipeline",
-        {
-            "spec": {
-                "entrypoint": join([*command, "-c", str(WORKING_FOLDER / "clickline.yaml")]),
-                "backoffLimit": plan.deploy.workflow.retries,
-                "shutdownAfterJobFinishes": True,
-                "ttlSecondsAfterFinished": _TTL_SECONDS,
-                "submitterPodTemplate": _submitter(plan),
-                "rayClusterSpec": cluster,
-            }
-        },
-    )
+    spec = {
+        "entrypoint": join([*command, "-c", str(WORKING_FOLDER / "clickline.yaml")]),
+        "backoffLimit": plan.deploy.workflow.retries,
+        "shutdownAfterJobFinishes": True,
+        "ttlSecondsAfterFinished": _TTL_SECONDS,
+        "submitterPodTemplate": _submitter(plan),
+        "rayClusterSpec": cluster,
+    }
+    # The submitter is a Job of the same name. The operator would mistake an existing Job, such as the pipeline's, for
+    # it and never submit the entrypoint.
+    job = plan.object("ray.io/v1", "RayJob", "pipeline", name=plan.object_name("ray"), spec=spec)
     job["metadata"]["labels"] |= _gang(plan)
     return job
 
@@ -115,36 +108,14 @@ def _gang(plan: DeployPlan) -> dict[str, str]:
 def _head(plan: DeployPlan, *, autoscales: bool) -> Object:
     """The head also runs the stages and has the resources of both. The autoscaler calls the Kubernetes API."""
     resources = _sum_resources(plan.deploy.resources.ray_head, plan.deploy.resources.pipeline)
-    return _for_operator(
-        plan,
-        pod(
-            plan,
-            "ray-head",
-            [],
-            resources=resources,
-            ports=_HEAD_PORTS,
-            probes=_probes("dashboard", "gcs-server"),
-            ray=True,
-            data=True,
-            uses_api=autoscales,
-        ),
-    )
+    probes = _probes("dashboard", "gcs-server")
+    return _pod(plan, "ray-head", resources, ports=_HEAD_PORTS, probes=probes, data=True, uses_api=autoscales)
 
 
 def _worker(plan: DeployPlan) -> Object:
-    return _for_operator(
-        plan,
-        pod(
-            plan,
-            "ray-worker",
-            [],
-            resources=plan.deploy.resources.ray_worker,
-            ports=WORKER_PORTS,
-            probes=_probes("node-manager", "node-manager"),
-            ray=True,
-            data=True,
-        ),
-    )
+    probes = _probes("node-manager", "node-manager")
+    resources = plan.deploy.resources.ray_worker
+    return _pod(plan, "ray-worker", resources, ports=WORKER_PORTS, probes=probes, data=True)
 
 
 def _probes(ready: str, alive: str) -> Object:
@@ -155,7 +126,7 @@ def _probes(ready: str, alive: str) -> Object:
 
 def _submitter(plan: DeployPlan) -> Object:
     """It submits the entrypoint and prints its log: it needs no volumes and no init container."""
-    template = _for_operator(plan, pod(plan, "pipeline", [], resources=_SUBMITTER, ray=True, restart="Never"))
+    template = _pod(plan, "pipeline", _SUBMITTER, restart="Never")
     spec = template["spec"]
     del spec["initContainers"]
     kept = ("scratch", "tmp")
@@ -166,9 +137,10 @@ def _submitter(plan: DeployPlan) -> Object:
     return template
 
 
-def _for_operator(plan: DeployPlan, template: Object) -> Object:
-    """The template without what the operator sets: the command, and the token, which it keeps in a secret of its
+def _pod(plan: DeployPlan, role: str, resources: Resources, **options: Any) -> Object:
+    """A pod template without what the operator sets: the command, and the token, which it keeps in a secret of its
     own."""
+    template = pod(plan, role, [], resources=resources, ray=True, **options)
     spec: dict[str, Any] = template["spec"]
     for container in (*spec["initContainers"], *spec["containers"]):
         container["env"] = [one for one in container["env"] if one["name"] != "RAY_AUTH_TOKEN_PATH"]

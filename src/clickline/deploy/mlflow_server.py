@@ -15,7 +15,7 @@ def tracking_server(plan: DeployPlan) -> list[Object]:
     """The server's Deployment and Service. Its database is the file that runs use without a server, so that earlier
     runs are kept."""
     role, section, home = "tracking", plan.deploy.tracking, plan.config.home
-    name, port = plan.object_name(role), section.port
+    port = section.port
     command = [
         "mlflow",
         "server",
@@ -46,19 +46,14 @@ def tracking_server(plan: DeployPlan) -> list[Object]:
     )
     if section.image is not None:
         template["spec"]["containers"][0]["image"] = section.image
-    spec = {
-        "replicas": 1,
-        "strategy": {"type": "Recreate"},  # never two servers on one database
-        "selector": {"matchLabels": plan.selector(role)},
-        "template": template,
-    }
     service = {
         "selector": plan.selector(role),
         "ports": [{"name": "http", "port": port, "targetPort": "http", "appProtocol": "http"}],
     }
+    once = {"type": "Recreate"}  # never two servers on one database
     return [
-        plan.object("apps/v1", "Deployment", name, role, {"spec": spec}),
-        plan.object("v1", "Service", name, role, {"spec": service}),
+        plan.workload("Deployment", role, template, replicas=1, strategy=once),
+        plan.object("v1", "Service", role, spec=service),
     ]
 
 

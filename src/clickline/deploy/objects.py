@@ -57,24 +57,19 @@ class DeployPlan:
         return {**instance_labels(self.name), "app.kubernetes.io/component": role}
 
     def object(
-        self,
-        api: str,
-        kind: str,
-        name: str,
-        role: str,
-        body: Mapping[str, Any],
-        *,
-        annotations: Mapping[str, str] | None = None,
-        namespaced: bool = True,
+        self, api: str, kind: str, role: str, *, name: str = "", namespaced: bool = True, **body: Any
     ) -> Object:
-        """An object with its metadata; `body` is the rest: spec, data, rules, …"""
-        metadata: Object = {"name": name}
+        """An object with its metadata, named after its role by default; `body` is the rest: spec, data, rules, …"""
+        metadata: Object = {"name": name or self.object_name(role)}
         if namespaced:
             metadata["namespace"] = self.deploy.namespace
         metadata["labels"] = self.labels(role)
-        if annotations:
-            metadata["annotations"] = dict(annotations)
         return {"apiVersion": api, "kind": kind, "metadata": metadata, **body}
+
+    def workload(self, kind: str, role: str, template: Object, **spec: Any) -> Object:
+        """A Deployment or StatefulSet of the pods of a role."""
+        spec |= {"selector": {"matchLabels": self.selector(role)}, "template": template}
+        return self.object("apps/v1", kind, role, spec=spec)
 
     def headless_service(self, name: str, role: str, ports: list[Object]) -> Object:
         """A Service whose host name resolves to the addresses of all pods of a role, ready or not."""
@@ -84,13 +79,11 @@ class DeployPlan:
             "selector": self.selector(role),
             "ports": ports,
         }
-        return self.object("v1", "Service", name, role, {"spec": spec})
+        return self.object("v1", "Service", role, name=name, spec=spec)
 
     def config_map(self) -> Object:
         """The ConfigMap with the config and the user's files."""
-        return self.object(
-            "v1", "ConfigMap", self.object_name("config"), "config", {"data": dict(self._config_files())}
-        )
+        return self.object("v1", "ConfigMap", "config", data=self._config_files())
 
     def config_hash(self, role: str) -> str:
         """A hash of what the pods of a role read at startup, so that a change replaces them.

@@ -20,16 +20,18 @@ SCHEDULE_POLICY = {
 def pipeline_objects(plan: DeployPlan) -> list[Object]:
     """A Job, a CronJob or the trainer."""
     if plan.deploy.workflow.follow:
-        return [_trainer(plan)]
-    name, schedule = plan.object_name("pipeline"), plan.deploy.workflow.schedule
+        once = {"type": "Recreate"}  # one trainer at a time: it holds the lock of `home`
+        template = driver(plan, driver_command(plan))
+        return [plan.workload("Deployment", "trainer", template, replicas=1, strategy=once)]
+    schedule = plan.deploy.workflow.schedule
     if schedule is None:
-        return [plan.object("batch/v1", "Job", name, "pipeline", {"spec": _job_spec(plan)})]
+        return [plan.object("batch/v1", "Job", "pipeline", spec=_job_spec(plan))]
     spec = {
         "schedule": schedule,
         **SCHEDULE_POLICY,
         "jobTemplate": {"metadata": {"labels": plan.labels("pipeline")}, "spec": _job_spec(plan)},
     }
-    return [plan.object("batch/v1", "CronJob", name, "pipeline", {"spec": spec})]
+    return [plan.object("batch/v1", "CronJob", "pipeline", spec=spec)]
 
 
 def _job_spec(plan: DeployPlan) -> Object:
@@ -57,13 +59,3 @@ def _job_spec(plan: DeployPlan) -> Object:
         "podReplacementPolicy": "Failed",
         "template": template,
     }
-
-
-def _trainer(plan: DeployPlan) -> Object:
-    spec = {
-        "replicas": 1,
-        "strategy": {"type": "Recreate"},  # one trainer at a time: it holds the lock of `home`
-        "selector": {"matchLabels": plan.selector("trainer")},
-        "template": driver(plan, driver_command(plan)),
-    }
-    return plan.object("apps/v1", "Deployment", plan.object_name("trainer"), "trainer", {"spec": spec})

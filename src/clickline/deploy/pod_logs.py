@@ -8,7 +8,17 @@ import time
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from clickline.deploy.deploy_status import LONG_RUNNING, SCHEDULED, WORKLOADS, desired_pods, workload_state
+from clickline.config import Config
+from clickline.deploy.deploy_status import (
+    LONG_RUNNING,
+    SCHEDULED,
+    WORKLOADS,
+    containers,
+    created,
+    desired_pods,
+    finished,
+    is_over,
+)
 from clickline.deploy.kube_client import ApiError, Kube
 from clickline.deploy.objects import Object, instance_labels
 from clickline.errors import ClusterError
@@ -34,13 +44,11 @@ class _Source(NamedTuple):
     restarts: int
 
 
-def list_pods(kube: Kube, *, name: str, namespace: str, role: str | None) -> list[Object]:
+def list_pods(kube: Kube, config: Config, role: str | None) -> list[Object]:
     """The pods of a role, or of all roles; oldest first."""
-    labels = instance_labels(name) | ({} if role is None else {"app.kubernetes.io/component": role})
-    found = kube.list("v1", "Pod", namespace, labels)
-    return sorted(
-        found, key=lambda pod: (pod["metadata"].get("creationTimestamp", ""), pod["metadata"]["name"])
-    )
+    labels = instance_labels(config.name) | ({} if role is None else {"app.kubernetes.io/component": role})
+    found = kube.list("v1", "Pod", config.deploy.namespace, labels)
+    return sorted(found, key=lambda pod: (created(pod), pod["metadata"]["name"]))
 
 
 def last_lines(
@@ -58,11 +66,10 @@ def last_lines(
 
 def _sources(pod: Object) -> list[_Source]:
     """The containers that have started."""
-    status = pod.get("status") or {}
     metadata = pod["metadata"]
     return [
         _Source(metadata["name"], metadata.get("uid", ""), one["name"], one.get("restartCount", 0))
-        for one in (*(status.get("initContainerStatuses") or ()), *(status.get("containerStatuses") or ()))
+        for one in containers(pod)
         if not (one.get("state") or {}).get("waiting") or one.get("restartCount", 0)
     ]
 
@@ -79,9 +86,7 @@ def _read(kube: Kube, namespace: str, source: _Source, **options: str) -> Iterat
             raise
 
 
-def follow(
-    kube: Kube, *, name: str, namespace: str, role: str | None, after: Sequence[PodLogLine]
-) -> Iterator[PodLogLine]:
+def follow(kube: Kube, config: Config, role: str | None, after: Sequence[PodLogLine]) -> Iterator[PodLogLine]:
     """The lines after `after`, also of pods that start later. Ends when no pod runs and none will."""
     lines: queue.SimpleQueue[PodLogLine | ClusterError] = queue.SimpleQueue()
     last_seen: dict[tuple[str, str], str] = {}
@@ -93,7 +98,7 @@ def follow(
         try:
             since = last_seen.get((source.pod, source.container))
             options = {} if since is None else {"sinceTime": since}
-            for line in _read(kube, namespace, source, follow="true", **options):
+            for line in _read(kube, config.deploy.namespace, source, follow="true", **options):
                 last_seen[source.pod, source.container] = line.at
                 lines.put(line)
         except ApiError as refused:
@@ -103,14 +108,13 @@ def follow(
 
     done: set[_Source] = set()
     while True:
-        found = list_pods(kube, name=name, namespace=namespace, role=role)
+        found = list_pods(kube, config, role)
         for pod in found:
-            ended = (pod.get("status") or {}).get("phase") in ("Succeeded", "Failed")
             for source in _sources(pod):
                 reader = readers.get(source)
                 if source in done or (reader is not None and reader.is_alive()):
                     continue
-                if reader is not None and ended:
+                if reader is not None and is_over(pod):
                     done.add(source)  # read to the end after the pod had finished
                     continue
                 readers[source] = threading.Thread(target=read, args=(source,), daemon=True)
@@ -125,24 +129,18 @@ def follow(
                 raise item
             yield item
         reading = any(reader.is_alive() for reader in readers.values())
-        if (
-            not reading
-            and _is_finished(kube, found, name=name, namespace=namespace, role=role)
-            and lines.empty()
-        ):
+        if not reading and _is_finished(kube, config, found, role) and lines.empty():
             return
 
 
-def _is_finished(kube: Kube, found: Sequence[Object], *, name: str, namespace: str, role: str | None) -> bool:
+def _is_finished(kube: Kube, config: Config, found: Sequence[Object], role: str | None) -> bool:
     """Whether no pod runs and none will."""
-    if any((pod.get("status") or {}).get("phase") not in ("Succeeded", "Failed") for pod in found):
+    if not all(map(is_over, found)):
         return False
-    workloads = [
-        one for api, kind in WORKLOADS for one in kube.list(api, kind, namespace, instance_labels(name))
-    ]
+    labels, namespace = instance_labels(config.name), config.deploy.namespace
+    workloads = [one for api, kind in WORKLOADS for one in kube.list(api, kind, namespace, labels)]
     if role is not None:
         workloads = [one for one in workloads if role in desired_pods(one)]
     return bool(workloads) and all(
-        one["kind"] not in (*LONG_RUNNING, *SCHEDULED) and workload_state(one)[0] in ("done", "failed")
-        for one in workloads
+        one["kind"] not in (*LONG_RUNNING, *SCHEDULED) and finished(one) for one in workloads
     )

@@ -124,7 +124,7 @@ def data_pod(plan: DeployPlan) -> Object:
         restart="OnFailure",
         grace=0,
     )
-    return plan.object("v1", "Pod", plan.object_name("data"), "data", {"spec": template["spec"]})
+    return plan.object("v1", "Pod", "data", spec=template["spec"])
 
 
 # ── containers ─────────────────────────────────────────────────────────────────────────────────

@@ -59,25 +59,21 @@ def _addresses(name: str, shards: int, replicas: int, port: int) -> list[list[st
 
 def predictors(plan: DeployPlan) -> list[Object]:
     """The Deployment with its Service, budget and autoscaler, and the lookup servers if there are any."""
-    role, name, section = "predictor", plan.object_name("predictor"), plan.deploy.serving
+    role, section = "predictor", plan.deploy.serving
     scales = section.max_replicas is not None and section.max_replicas > section.replicas
     spec: Object = {
         # With a number here, every apply would undo the autoscaler's choice.
         **({} if scales else {"replicas": section.replicas}),
         "strategy": {"type": "RollingUpdate", "rollingUpdate": {"maxUnavailable": 0, "maxSurge": 1}},
         "progressDeadlineSeconds": 3600,  # the first predictors become ready with the first version
-        "selector": {"matchLabels": plan.selector(role)},
-        "template": predictor_pod(plan),
     }
     objects = [
-        plan.object("apps/v1", "Deployment", name, role, {"spec": spec}),
-        plan.object("v1", "Service", name, role, {"spec": _service_spec(plan)}),
+        plan.workload("Deployment", role, predictor_pod(plan), **spec),
+        plan.object("v1", "Service", role, spec=_service_spec(plan)),
         _disruption_budget(plan, role),
     ]
     if scales:
-        objects.append(
-            plan.object("autoscaling/v2", "HorizontalPodAutoscaler", name, role, _autoscaler_spec(plan))
-        )
+        objects.append(_autoscaler(plan, role))
     return objects + lookup_servers(plan)
 
 
@@ -168,21 +164,16 @@ def _service_spec(plan: DeployPlan) -> Object:
     return {"type": section.service, "selector": plan.selector("predictor"), "ports": ports}
 
 
-def _autoscaler_spec(plan: DeployPlan) -> Object:
+def _autoscaler(plan: DeployPlan, role: str) -> Object:
     section = plan.deploy.serving
     target = {"type": "Utilization", "averageUtilization": section.cpu_target}
-    return {
-        "spec": {
-            "scaleTargetRef": {
-                "apiVersion": "apps/v1",
-                "kind": "Deployment",
-                "name": plan.object_name("predictor"),
-            },
-            "minReplicas": section.replicas,
-            "maxReplicas": section.max_replicas,
-            "metrics": [{"type": "Resource", "resource": {"name": "cpu", "target": target}}],
-        }
+    spec = {
+        "scaleTargetRef": {"apiVersion": "apps/v1", "kind": "Deployment", "name": plan.object_name(role)},
+        "minReplicas": section.replicas,
+        "maxReplicas": section.max_replicas,
+        "metrics": [{"type": "Resource", "resource": {"name": "cpu", "target": target}}],
     }
+    return plan.object("autoscaling/v2", "HorizontalPodAutoscaler", role, spec=spec)
 
 
 def _disruption_budget(plan: DeployPlan, role: str) -> Object:
@@ -192,7 +183,7 @@ def _disruption_budget(plan: DeployPlan, role: str) -> Object:
         "unhealthyPodEvictionPolicy": "AlwaysAllow",
         "selector": {"matchLabels": plan.selector(role)},
     }
-    return plan.object("policy/v1", "PodDisruptionBudget", plan.object_name(role), role, {"spec": spec})
+    return plan.object("policy/v1", "PodDisruptionBudget", role, spec=spec)
 
 
 # ── lookup servers ─────────────────────────────────────────────────────────────────────────────
@@ -217,12 +208,10 @@ def lookup_servers(plan: DeployPlan) -> list[Object]:
         "replicas": shards * section.replicas,
         "serviceName": name,
         "podManagementPolicy": "Parallel",  # no shard waits for another
-        "selector": {"matchLabels": plan.selector(role)},
-        "template": template,
     }
     ports: list[Object] = [{"name": "lookup", "port": serve.lookup_port, "targetPort": "lookup"}]
     return [
-        plan.object("apps/v1", "StatefulSet", name, role, {"spec": spec}),
+        plan.workload("StatefulSet", role, template, **spec),
         # Also pods that are not ready: predictors detect by themselves which replica responds, faster than DNS.
         plan.headless_service(name, role, ports),
         _disruption_budget(plan, role),

@@ -44,19 +44,19 @@ def _missing_api(kube: Kube, api_version: str, kind: str, items: Sequence[Object
         f"{', '.join(describe(item) for item in items)} needs {api_version}, and the cluster of {kube.where}"
     )
     has = kube.versions(group) if group else []
-    operator = _OPERATORS.get(group)
+    lacks = "does not have it"
     if has:
         lacks = f"has {group} in {', '.join(has)} only" if version not in has else f"has no {kind} in it"
-        remedy = f"Update {operator.name} ({operator.site})" if operator else "Update the cluster"
-    else:
-        lacks = "does not have it"
-        remedy = f"Install {operator.name} ({operator.site})" if operator else "Update the cluster"
-    instead = f", or set {operator.instead}" if operator else ""
-    return f"{needed} {lacks}. {remedy}{instead}."
+    remedy, operator = "Update the cluster", _OPERATORS.get(group)
+    if operator is not None:
+        verb = "Update" if has else "Install"
+        remedy = f"{verb} {operator.name} ({operator.site}), or set {operator.instead}"
+    return f"{needed} {lacks}. {remedy}."
 
 
-def check_namespace(kube: Kube, item: Object | None, namespace: str) -> Object | None:
+def check_namespace(kube: Kube, objects: Sequence[Object], namespace: str) -> Object | None:
     """Check the namespace; returns it if it has to be created."""
+    item = next((one for one in objects if one["kind"] == "Namespace"), None)
     live = if_allowed(kube.get, "v1", "Namespace", namespace)
     if isinstance(live, ApiError):
         if item is None:
@@ -150,6 +150,9 @@ def _references(value: Any, key: str = "") -> Iterator[_Reference]:
         yield _Reference("scheduling.k8s.io/v1", "PriorityClass", name, "deploy.nodes.priority_class")
     for inner, one in value.items():
         yield from _references(one, inner)
+    if value.get("apiVersion") == "batch.volcano.sh/v1alpha1" and value["spec"].get("queue"):
+        name = value["spec"]["queue"]
+        yield _Reference("scheduling.volcano.sh/v1beta1", "Queue", name, "deploy.training.queue")
 
 
 class MissingReferences(ClusterError):
@@ -169,13 +172,6 @@ def check_references(kube: Kube, objects: Sequence[Object], namespace: str, note
         for api_version, kind, name, section in _references(item):
             if (api_version, kind, name) not in ours:
                 wanted.setdefault((api_version, kind, name), (section, item))
-        queue = (
-            item.get("spec", {}).get("queue") if item["apiVersion"] == "batch.volcano.sh/v1alpha1" else None
-        )
-        if queue:
-            wanted.setdefault(
-                ("scheduling.volcano.sh/v1beta1", "Queue", queue), ("deploy.training.queue", item)
-            )
     missing: list[str] = []
     problems: list[str] = []
     namespaced = True

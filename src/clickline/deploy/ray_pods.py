@@ -113,9 +113,7 @@ def worker_memory(config: Config) -> int:
 
 def head(plan: DeployPlan, *, restart: str | None = None) -> Object:
     """The pod of Ray's head. `ray start` exits if one of its processes does, and the pod restarts it."""
-    command = [
-        "ray",
-        "start",
+    options = [
         "--head",
         "--block",
         "--node-ip-address=$(POD_IP)",
@@ -126,51 +124,36 @@ def head(plan: DeployPlan, *, restart: str | None = None) -> Object:
         f"--object-store-memory={_SMALLEST_STORE}",
         "--include-dashboard=false",
         "--no-monitor",  # Ray's own autoscaler
-        *_COMMON_OPTIONS,
     ]
-    return _with_priority(
-        plan,
-        pod(
-            plan,
-            "ray-head",
-            command,
-            resources=plan.deploy.resources.ray_head,
-            ports=HEAD_PORTS,
-            probes=_readiness("gcs"),
-            ray=True,
-            extra_env=[_POD_IP],
-            restart=restart,
-        ),
-    )
+    resources = plan.deploy.resources.ray_head
+    return _ray_pod(plan, "ray-head", options, HEAD_PORTS, "gcs", resources=resources, restart=restart)
 
 
 def worker(plan: DeployPlan, *, restart: str | None = None) -> Object:
     """The pod of a Ray worker node. It also reads the click logs: the tasks of prepare run here."""
-    command = [
-        "ray",
-        "start",
+    address = head_address(plan.config)
+    options = [
         "--block",
-        f"--address={head_address(plan.config)}",
+        f"--address={address}",
         "--node-ip-address=$(POD_IP)",
         *_ports(WORKER_PORTS),
         f"--num-cpus={worker_cpus(plan.config)}",
         f"--memory={worker_memory(plan.config)}",
         f"--object-store-memory={OBJECT_STORE}",
-        *_COMMON_OPTIONS,
     ]
-    template = pod(
-        plan,
-        "ray-worker",
-        command,
-        resources=plan.deploy.resources.ray_worker,
-        ports=WORKER_PORTS,
-        probes=_readiness("node-manager"),
-        ray=True,
-        data=True,
-        extra_env=[_POD_IP],
-        restart=restart,
-        wait_for=head_address(plan.config),
-    )
+    more = {"data": True, "restart": restart, "wait_for": address}
+    resources = plan.deploy.resources.ray_worker
+    return _ray_pod(plan, "ray-worker", options, WORKER_PORTS, "node-manager", resources=resources, **more)
+
+
+def _ray_pod(
+    plan: DeployPlan, role: str, options: list[str], ports: dict[str, int], ready: str, **more: Any
+) -> Object:
+    """A node of the Ray cluster. It is ready once Ray's own process accepts connections. Liveness needs no probe: `ray
+    start --block` exits with it."""
+    command = ["ray", "start", *options, *_COMMON_OPTIONS]
+    probes = {"readinessProbe": tcp_probe(ready, failures=3)}
+    template = pod(plan, role, command, ports=ports, probes=probes, ray=True, extra_env=[_POD_IP], **more)
     return _with_priority(plan, template)
 
 
@@ -219,11 +202,6 @@ def _ports(ports: dict[str, int]) -> list[str]:
     return [f"--{name}-port={ports[name]}" for name in ("node-manager", "object-manager")]
 
 
-def _readiness(port: str) -> Object:
-    """Ready once Ray's own process accepts connections. Liveness needs no probe: `ray start --block` exits with it."""
-    return {"readinessProbe": tcp_probe(port, failures=3)}
-
-
 def tcp_probe(port: str, *, failures: int) -> Object:
     return {"tcpSocket": {"port": port}, "periodSeconds": 5, "failureThreshold": failures}
 
@@ -246,11 +224,8 @@ def ray_service(plan: DeployPlan) -> Object:
 def _stateful_set(plan: DeployPlan, role: str, replicas: int | None, template: Object) -> Object:
     """A StatefulSet whose pods restart independently. Without `replicas` an apply does not undo the scaling of the
     pipeline."""
-    body: dict[str, Any] = {
-        **({} if replicas is None else {"replicas": replicas}),
-        "serviceName": plan.object_name("ray"),
-        "podManagementPolicy": "Parallel",
-        "selector": {"matchLabels": plan.selector(role)},
-        "template": template,
-    }
-    return plan.object("apps/v1", "StatefulSet", plan.object_name(role), role, {"spec": body})
+    size = {} if replicas is None else {"replicas": replicas}
+    service = plan.object_name("ray")
+    return plan.workload(
+        "StatefulSet", role, template, **size, serviceName=service, podManagementPolicy="Parallel"
+    )

@@ -19,35 +19,31 @@ _STANDARD = "pod-security.kubernetes.io"
 def access_objects(plan: DeployPlan) -> list[Object]:
     """The namespace, service account, Role and network policies."""
     objects = [_namespace(plan)] if plan.deploy.create_namespace else []
-    name = plan.object_name("access")
-    body = {"automountServiceAccountToken": False}
-    objects.append(plan.object("v1", "ServiceAccount", name, "access", body))
+    objects.append(plan.object("v1", "ServiceAccount", "access", automountServiceAccountToken=False))
     allowed = [*argo_rules(plan), *scale_rules(plan)]
     if allowed:
-        objects += _role_objects(plan, name, allowed)
+        objects += _role_objects(plan, allowed)
     if plan.deploy.network_policy:
         objects += _network_policies(plan)
     return objects
 
 
 def _namespace(plan: DeployPlan) -> Object:
-    namespace = plan.object("v1", "Namespace", plan.deploy.namespace, "access", {}, namespaced=False)
+    namespace = plan.object("v1", "Namespace", "access", name=plan.deploy.namespace, namespaced=False)
     namespace["metadata"]["labels"] |= {
         f"{_STANDARD}/{mode}": "restricted" for mode in ("enforce", "audit", "warn")
     }
     return namespace
 
 
-def _role_objects(plan: DeployPlan, name: str, allowed: list[Object]) -> list[Object]:
+def _role_objects(plan: DeployPlan, allowed: list[Object]) -> list[Object]:
     """The Role of the pods that call the Kubernetes API, and its binding."""
-    api = "rbac.authorization.k8s.io"
-    binding = {
-        "roleRef": {"apiGroup": api, "kind": "Role", "name": name},
-        "subjects": [{"kind": "ServiceAccount", "name": name, "namespace": plan.deploy.namespace}],
-    }
+    api, name = "rbac.authorization.k8s.io", plan.object_name("access")
+    role = {"apiGroup": api, "kind": "Role", "name": name}
+    subjects = [{"kind": "ServiceAccount", "name": name, "namespace": plan.deploy.namespace}]
     return [
-        plan.object(f"{api}/v1", "Role", name, "access", {"rules": allowed}),
-        plan.object(f"{api}/v1", "RoleBinding", name, "access", binding),
+        plan.object(f"{api}/v1", "Role", "access", rules=allowed),
+        plan.object(f"{api}/v1", "RoleBinding", "access", roleRef=role, subjects=subjects),
     ]
 
 
@@ -80,7 +76,7 @@ def _network_policies(plan: DeployPlan) -> list[Object]:
 def _policy(plan: DeployPlan, name: str, pods: Object, ingress: list[Object]) -> Object:
     spec = {"podSelector": pods, "policyTypes": ["Ingress"], "ingress": ingress}
     return plan.object(
-        "networking.k8s.io/v1", "NetworkPolicy", plan.object_name(name), "access", {"spec": spec}
+        "networking.k8s.io/v1", "NetworkPolicy", "access", name=plan.object_name(name), spec=spec
     )
 
 

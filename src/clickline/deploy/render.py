@@ -106,7 +106,7 @@ def pod_config(config_file: Path, overrides: Sequence[str]) -> Config:
         **serve_overrides(config),
         **cluster_overrides(config),
     }
-    more = [f"{key}={_as_text(value)}" for key, value in changes.items()]
+    more = [f"{key}={setting_text(value)}" for key, value in changes.items()]
     return load_config(config_file, [*overrides, *more], folder=folder)
 
 
@@ -115,7 +115,8 @@ def config_text(config: Config) -> str:
     return resolved(config.model_copy(update={"deploy": DeploySection()}))
 
 
-def _as_text(value: Any) -> str:
+def setting_text(value: Any) -> str:
+    """A value as --set takes it."""
     return value if isinstance(value, str) else json.dumps(value)
 
 

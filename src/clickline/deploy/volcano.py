@@ -57,9 +57,7 @@ def volcano_job_for(plan: DeployPlan, command: list[str]) -> Object:
         spec["queue"] = plan.deploy.training.queue
     if plan.deploy.nodes.priority_class is not None:
         spec["priorityClassName"] = plan.deploy.nodes.priority_class
-    return plan.object(
-        "batch.volcano.sh/v1alpha1", "Job", plan.object_name("pipeline"), "pipeline", {"spec": spec}
-    )
+    return plan.object("batch.volcano.sh/v1alpha1", "Job", "pipeline", spec=spec)
 
 
 def _task(name: str, replicas: int, least: int, template: Object, policies: list[Object]) -> Object:

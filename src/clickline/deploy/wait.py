@@ -7,11 +7,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from clickline.config import Config
 from clickline.deploy.deploy_status import (
     EXIT_CODES,
     SCHEDULED,
-    WORKLOADS,
+    created,
     fetch_status,
+    is_over,
+    own_workloads,
     summarize,
     workload_state,
 )
@@ -46,11 +49,8 @@ class WaitResult:
 
 def await_deployed(
     kube: Kube,
+    config: Config,
     *,
-    name: str,
-    namespace: str,
-    metrics_port: int,
-    tls: bool,
     seconds: float,
     progress: Progress,
     stuck_seconds: float = _STUCK_SECONDS,
@@ -58,11 +58,11 @@ def await_deployed(
     """Wait until all of it is done or failed, or the time is up (state `waiting`). Forwards the pipeline's log."""
     begun = time.monotonic()
     stuck_since: float | None = None
-    log, lost = _LogForwarder(kube, namespace, progress), 0
-    with SlowTask(progress, f"waiting for {name}") as slow:
+    log, lost = _LogForwarder(kube, config.deploy.namespace, progress), 0
+    with SlowTask(progress, f"waiting for {config.name}") as slow:
         while True:
             try:
-                found = fetch_status(kube, name=name, namespace=namespace, metrics_port=metrics_port, tls=tls)
+                found = fetch_status(kube, config)
                 log.read([one for one in found["objects"] if one["kind"] == "Pod"])
                 lost = 0
             except ClusterError as error:
@@ -90,11 +90,7 @@ def rollout_state(found: Mapping[str, Any]) -> WaitResult:
     """The state of the rollout, from what `fetch_status` returned."""
     summary = summarize(found)
     objects: Sequence[Object] = found["objects"]
-    workloads = [
-        one
-        for one in objects
-        if (one["apiVersion"], one["kind"]) in WORKLOADS and not one["metadata"].get("ownerReferences")
-    ]
+    workloads = own_workloads(objects)
     once = [
         one for one in workloads if label(one, "component") == "pipeline" and one["kind"] not in SCHEDULED
     ]
@@ -169,7 +165,7 @@ def _outdated(objects: Sequence[Object], summary: Mapping[str, Any]) -> list[str
 def _pipeline_pods(objects: Sequence[Object]) -> list[Object]:
     """The pods of the pipeline, the newest first."""
     pods = [one for one in objects if one["kind"] == "Pod" and label(one, "component") == "pipeline"]
-    return sorted(pods, key=lambda one: str(one["metadata"].get("creationTimestamp", "")), reverse=True)
+    return sorted(pods, key=created, reverse=True)
 
 
 def _terminations(pod: Object) -> list[Object]:
@@ -231,7 +227,7 @@ class _LogForwarder:
 
     def read(self, pods: Sequence[Object]) -> None:
         if self.finished is None:
-            self.finished = {one["metadata"]["name"] for one in pods if _is_finished(one)}
+            self.finished = {one["metadata"]["name"] for one in pods if is_over(one)}
         if self.denied:
             return
         training = [
@@ -254,7 +250,3 @@ class _LogForwarder:
             if line.container in _LOGGED_CONTAINERS and (line.at, line.text) not in self.seen.get(source, ()):
                 self.progress.log(f"{line.pod} {line.text}")
         self.seen |= now
-
-
-def _is_finished(pod: Object) -> bool:
-    return (pod.get("status") or {}).get("phase") in ("Succeeded", "Failed")

@@ -69,23 +69,20 @@ def up(
     hours as they arrive, after those of `backfill`, a text FROM..TO. Raises GateRefused if the model does not pass the
     gate.
     """
-    studio = config.studio.enabled
-    progress = progress or default_progress()
     return start(
-        Runner(
-            config,
-            follow=follow,
-            backfill=backfill,
-            serve=serve,
-            studio=studio,
-            progress=progress,
-            program=True,
-        )
+        config,
+        follow=follow,
+        backfill=backfill,
+        serve=serve,
+        studio=config.studio.enabled,
+        progress=progress or default_progress(),
+        program=True,
     )
 
 
-def start(runner: Runner) -> RunHandle:
-    """Start a run; returns when it is up. Raises its error if it fails before."""
+def start(config: Config, **options: Any) -> RunHandle:
+    """Start a run with the options of `Runner`; returns when it is up. Raises its error if it fails before."""
+    runner = Runner(config, **options)
     runner.start()
     try:
         runner.wait(until_up=True)

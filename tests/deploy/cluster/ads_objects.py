@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
+from clickline.config import Config
 from clickline.progress import Progress
 
 Object = dict[str, Any]
+
+ADS = Config.model_validate({"name": "ads", "data": {"train": "x"}, "deploy": {"namespace": "shop"}})
 
 
 def labels(role: str, name: str = "ads") -> dict[str, str]:

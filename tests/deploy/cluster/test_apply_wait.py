@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from ads_objects import RecordedProgress, container, deployment, item, job, pod
+from ads_objects import ADS, RecordedProgress, container, deployment, item, job, pod
 from api_server import ApiServer, Fault, Log
 
 from clickline.deploy.kube_client import Kube
@@ -48,16 +48,7 @@ def predictor() -> dict[str, Any]:
 def awaited(
     kube: Kube, *, seconds: float = 60.0, stuck: float = 0.0, progress: Progress | None = None
 ) -> WaitResult:
-    return await_deployed(
-        kube,
-        name="ads",
-        namespace="shop",
-        metrics_port=8502,
-        tls=False,
-        seconds=seconds,
-        progress=progress or Progress(),
-        stuck_seconds=stuck,
-    )
+    return await_deployed(kube, ADS, seconds=seconds, progress=progress or Progress(), stuck_seconds=stuck)
 
 
 # ── what the cluster says ──────────────────────────────────────────────────────────────────────

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from ads_objects import deployment, item, job, labels, ours, template
+from ads_objects import ADS, deployment, item, job, labels, ours, template
 from api_server import ApiServer, Fault
 
 from clickline.deploy.apply import ApplyResult, apply
@@ -15,7 +15,7 @@ from clickline.progress import Progress
 
 
 def run(kube: Kube, objects: list[dict[str, Any]], *, prune: bool = False) -> ApplyResult:
-    return apply(kube, objects, name="ads", namespace="shop", prune=prune, progress=Progress())
+    return apply(kube, ADS, objects, prune=prune, progress=Progress())
 
 
 def swapped(new: dict[str, Any]) -> list[dict[str, Any]]:
@@ -202,16 +202,14 @@ def test_apply_with_wait_waits_for_a_secret(bare: ApiServer, kube: Kube) -> None
             )
 
     objects = swapped(deployment(imagePullSecrets=[{"name": "registry"}]))
-    done = apply(
-        kube, objects, name="ads", namespace="shop", prune=False, progress=SecretCreator(), wait_seconds=30.0
-    )
+    done = apply(kube, ADS, objects, prune=False, progress=SecretCreator(), wait_seconds=30.0)
     assert done.created[0] == "Namespace shop" and len(done.created) == 7 and not done.failed
 
 
 def test_wait_for_a_secret_times_out(bare: ApiServer, kube: Kube) -> None:
     objects = swapped(deployment(imagePullSecrets=[{"name": "registry"}]))
     with pytest.raises(ClusterError, match="needs Secret registry"):
-        apply(kube, objects, name="ads", namespace="shop", prune=False, progress=Progress(), wait_seconds=0.1)
+        apply(kube, ADS, objects, prune=False, progress=Progress(), wait_seconds=0.1)
     assert bare.names("Deployment") == []
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from ads_objects import RecordedProgress, item, labels, ours, pod
+from ads_objects import ADS, RecordedProgress, item, labels, ours, pod
 from api_server import ApiServer, Fault
 
 from clickline.deploy.apply import DeleteResult, apply, delete_objects, find_objects
@@ -15,22 +15,16 @@ from clickline.progress import Progress
 
 
 def deployed(kube: Kube, *more: dict[str, Any]) -> None:
-    done = apply(kube, [*ours(), *more], name="ads", namespace="shop", prune=False, progress=Progress())
+    done = apply(kube, ADS, [*ours(), *more], prune=False, progress=Progress())
     assert not done.failed
 
 
 def removed(
     kube: Kube, *, with_data: bool = False, progress: Progress | None = None, seconds: float = 20
 ) -> DeleteResult:
-    there = find_objects(kube, name="ads", namespace="shop")
+    there = find_objects(kube, ADS)
     return delete_objects(
-        kube,
-        there,
-        name="ads",
-        namespace="shop",
-        with_data=with_data,
-        progress=progress or Progress(),
-        seconds=seconds,
+        kube, ADS, there, with_data=with_data, progress=progress or Progress(), seconds=seconds
     )
 
 
@@ -89,7 +83,7 @@ def test_delete_spares_foreign_objects(bare: ApiServer, kube: Kube) -> None:
 def test_delete_keeps_an_existing_namespace(bare: ApiServer, kube: Kube) -> None:
     bare.namespace("shop")
     inside = [one for one in ours() if one["kind"] != "Namespace"]
-    apply(kube, inside, name="ads", namespace="shop", prune=False, progress=Progress())
+    apply(kube, ADS, inside, prune=False, progress=Progress())
     removed(kube, with_data=True)
     assert bare.names("Namespace") == ["shop"]
 

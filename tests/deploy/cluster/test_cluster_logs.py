@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import pytest
-from ads_objects import container, job, pod
+from ads_objects import ADS, container, job, pod
 from api_server import ApiServer, Fault, Log
 
 from clickline.deploy import pod_logs as module
@@ -41,7 +41,7 @@ def test_last_lines_of_all_containers_are_merged_by_time(bare: ApiServer, kube: 
     bare.logs["a", "ready"] = Log([line(1, "checked")])
     bare.logs["a", "pipeline"] = Log([line(2, "one"), line(5, "four")])
     bare.logs["b", "pipeline"] = Log([line(3, "two"), line(4, "three")])
-    there = list_pods(kube, name="ads", namespace="shop", role=None)
+    there = list_pods(kube, ADS, None)
     found = texts(last_lines(kube, there, namespace="shop", lines=10))
     assert found == [
         ("a", "ready", "checked"),
@@ -60,7 +60,7 @@ def test_only_logs_of_the_role_and_deployment_are_read(bare: ApiServer, kube: Ku
     other = running("theirs")
     other["metadata"]["labels"]["app.kubernetes.io/instance"] = "ads2"
     bare.put(other)
-    found = list_pods(kube, name="ads", namespace="shop", role="pipeline")
+    found = list_pods(kube, ADS, "pipeline")
     assert [one["metadata"]["name"] for one in found] == ["mine"]
 
 
@@ -68,7 +68,7 @@ def test_previous_shows_the_log_before_a_restart(bare: ApiServer, kube: Kube) ->
     bare.put(running("a", restarts=1))
     bare.logs["a", "pipeline"] = Log([line(9, "again")])
     bare.previous_logs["a", "pipeline"] = Log([line(1, "died")])
-    there = list_pods(kube, name="ads", namespace="shop", role=None)
+    there = list_pods(kube, ADS, None)
     assert texts(last_lines(kube, there, namespace="shop", lines=9, previous=True)) == [
         ("a", "pipeline", "died")
     ]
@@ -78,7 +78,7 @@ def test_forbidden_log_is_reported(bare: ApiServer, kube: Kube) -> None:
     bare.put(running("a"))
     bare.faults.append(Fault("get", "pods/log"))
     with pytest.raises(ClusterError, match="get pods/log in namespace shop"):
-        last_lines(kube, list_pods(kube, name="ads", namespace="shop", role=None), namespace="shop", lines=9)
+        last_lines(kube, list_pods(kube, ADS, None), namespace="shop", lines=9)
 
 
 # ── followed ───────────────────────────────────────────────────────────────────────────────────
@@ -109,7 +109,7 @@ def following(kube: Kube, monkeypatch: pytest.MonkeyPatch) -> Any:
         followed = Followed()
 
         def read() -> None:
-            for one in follow(kube, name="ads", namespace="shop", role="pipeline", after=after):
+            for one in follow(kube, ADS, "pipeline", after):
                 followed.lines.append(one)
             followed.ended.set()
 

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from ads_objects import ADS
 from api_server import ApiServer, Fault
 
 from clickline.deploy.apply import ApplyResult, apply
@@ -34,11 +35,11 @@ def objects(request: pytest.FixtureRequest, tmp_path: Path) -> list[dict[str, An
 
 
 def run(kube: Kube, objects: list[dict[str, Any]]) -> ApplyResult:
-    return apply(kube, objects, name="ads", namespace="shop", prune=False, progress=Progress())
+    return apply(kube, ADS, objects, prune=False, progress=Progress())
 
 
 def claims(kube: Kube) -> dict[str, tuple[str, str]]:
-    found = summarize(fetch_status(kube, name="ads", namespace="shop", metrics_port=8502, tls=False))
+    found = summarize(fetch_status(kube, ADS))
     return {one["claim"]: (one["state"], one["why"]) for one in found["claims"]}
 
 
@@ -140,7 +141,7 @@ def test_pending_claim_shows_the_clusters_message(bare: ApiServer, kube: Kube) -
     waiting(bare)
     tell(bare, "FailedBinding", words)
     assert claims(kube)["ads-data"] == ("Pending", f"FailedBinding: {words}")
-    found = summarize(fetch_status(kube, name="ads", namespace="shop", metrics_port=8502, tls=False))
+    found = summarize(fetch_status(kube, ADS))
     assert found["errors"] == []  # the event is not a warning
 
 

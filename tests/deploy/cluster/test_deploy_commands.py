@@ -11,7 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from ads_objects import container, deployment, event, ours, pod
+from ads_objects import ADS, container, deployment, event, ours, pod
 from api_server import ApiServer, Fault, Log
 
 from clickline.deploy.apply import apply
@@ -49,7 +49,7 @@ def command(bare: ApiServer, tmp_path: Path) -> Command:
 
 
 def deployed(kube: Kube) -> None:
-    apply(kube, ours(), name="ads", namespace="shop", prune=False, progress=Progress())
+    apply(kube, ADS, ours(), prune=False, progress=Progress())
 
 
 # ── apply ──────────────────────────────────────────────────────────────────────────────────────

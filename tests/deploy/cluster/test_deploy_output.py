@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from ads_objects import ADS
 
 from clickline.cli.deploy import _show_applied
 from clickline.cli.serve import _show
@@ -22,7 +23,7 @@ def test_pluralize(count: int, words: str) -> None:
 
 
 def test_apply_of_one_object_uses_the_singular(capsys: pytest.CaptureFixture[str]) -> None:
-    _show_applied(ApplyResult(changed=["ConfigMap ads-config"]), "ads", "shop")
+    _show_applied(ApplyResult(changed=["ConfigMap ads-config"]), ADS)
     assert "ads in namespace shop: 1 object created or changed;" in capsys.readouterr().out
 
 

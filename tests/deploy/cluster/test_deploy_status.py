@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from ads_objects import container, deployment, event, item, job, pod, template
+from ads_objects import ADS, container, deployment, event, item, job, pod, template
 from api_server import ApiServer, Fault
 
 from clickline.deploy.deploy_status import explain_exit, fetch_status, summarize, workload_state
@@ -474,7 +474,7 @@ def test_finished_pipeline_shows_no_errors_of_its_attempts() -> None:
 
 
 def look(kube: Kube) -> dict[str, Any]:
-    return summarize(fetch_status(kube, name="ads", namespace="shop", metrics_port=8502, tls=False))
+    return summarize(fetch_status(kube, ADS))
 
 
 def test_status_of_a_cluster_is_summarized(cluster: ApiServer, kube: Kube) -> None:

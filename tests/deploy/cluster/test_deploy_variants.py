@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from ads_objects import ADS
 from api_server import ApiServer
 
 from clickline.deploy.apply import KINDS, apply, delete_objects, find_objects
@@ -46,18 +47,16 @@ def test_every_variant_is_applied_shown_and_deleted(
     before = set(cluster.objects)
 
     def go() -> list[str]:
-        done = apply(
-            kube, made.objects, name=made.name, namespace=made.namespace, prune=False, progress=Progress()
-        )
+        done = apply(kube, ADS, made.objects, prune=False, progress=Progress())
         assert not done.failed and not done.left_over
         return [*done.created, *done.changed, *done.replaced]
 
     assert len(go()) == len(made.objects)
     assert go() == []
-    result = summarize(fetch_status(kube, name="ads", namespace="shop", metrics_port=8502, tls=False))
+    result = summarize(fetch_status(kube, ADS))
     assert result["state"] in ("waiting", "running") and result["roles"]
     assert all(role["role"] != "other" for role in result["roles"])
-    there = find_objects(kube, name="ads", namespace="shop")
+    there = find_objects(kube, ADS)
     assert len(there.objects) == len(made.objects)
-    delete_objects(kube, there, name="ads", namespace="shop", with_data=True, progress=Progress())
+    delete_objects(kube, ADS, there, with_data=True, progress=Progress())
     assert set(cluster.objects) == before

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from ads_objects import item
+from ads_objects import ADS, item
 from api_server import ApiServer, Fault
 
 from clickline.deploy.apply import ApplyResult, apply
@@ -256,7 +256,7 @@ def nightly(objects: list[dict[str, Any]], tmp_path: Path) -> list[dict[str, Any
 
 
 def run(kube: Kube, objects: list[dict[str, Any]]) -> ApplyResult:
-    return apply(kube, objects, name="ads", namespace="shop", prune=False, progress=Progress())
+    return apply(kube, ADS, objects, prune=False, progress=Progress())
 
 
 def test_apply_does_not_undo_the_scaling_of_the_pipeline(
@@ -290,6 +290,6 @@ def test_ray_scaled_to_zero_counts_as_done(
         found = bare.one("StatefulSet", name)
         assert found is not None
         found["spec"]["replicas"] = 0
-    document = summarize(fetch_status(kube, name="ads", namespace="shop", metrics_port=8502, tls=False))
+    document = summarize(fetch_status(kube, ADS))
     result = {one["role"]: (one["state"], one["ready"], one["desired"]) for one in document["roles"]}
     assert result["ray-head"] == result["ray-worker"] == ("done", 0, 0)

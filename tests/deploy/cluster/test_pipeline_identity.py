@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from ads_objects import container, labels, pod
+from ads_objects import ADS, container, labels, pod
 from api_server import ApiServer
 
 from clickline.deploy.apply import ApplyResult, apply
@@ -39,7 +39,7 @@ def folder(tmp_path: Path) -> Path:
 
 def run(kube: Kube, folder: Path, *overrides: str) -> ApplyResult:
     made = render(folder / "clickline.yaml", overrides)
-    return apply(kube, made.objects, name="ads", namespace="shop", prune=False, progress=Progress())
+    return apply(kube, ADS, made.objects, prune=False, progress=Progress())
 
 
 def refused(kube: Kube, api: ApiServer, folder: Path, *overrides: str) -> str:

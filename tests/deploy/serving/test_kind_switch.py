@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from clickline.config import Config
 from clickline.deploy.apply import ApplyResult, apply
 from clickline.deploy.kube_client import Kube, connect
 from clickline.deploy.render import Rendered, render
@@ -42,9 +43,8 @@ def _rendered(folder: Path, *overrides: str) -> Rendered:
 
 
 def _apply(kube: Kube, made: Rendered) -> ApplyResult:
-    return apply(
-        kube, made.objects, name=made.name, namespace=made.namespace, prune=False, progress=Progress()
-    )
+    config = Config.model_validate({"name": made.name, "data": {"train": "x"}})
+    return apply(kube, config, made.objects, prune=False, progress=Progress())
 
 
 def _as_knative_does(api: ApiServer) -> None:

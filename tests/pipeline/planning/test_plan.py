@@ -13,12 +13,11 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-import typer
 from typer.testing import CliRunner
 
 import clickline
 from clickline.artifacts.dataset import Dataset
-from clickline.cli.plan import plan as command
+from clickline.cli.app import app
 from clickline.config import load_config
 from clickline.data.sample.generate import SampleOptions, generate
 from clickline.errors import ClicklineError, ConfigError, DataError
@@ -31,9 +30,7 @@ GIB = 1 << 30
 
 
 def invoke(*arguments: str | Path) -> str:
-    app = typer.Typer()
-    app.command()(command)
-    done = CliRunner().invoke(app, [str(argument) for argument in arguments], catch_exceptions=False)
+    done = CliRunner().invoke(app, ["plan", *map(str, arguments)], catch_exceptions=False)
     assert done.exit_code == 0
     return done.stdout
 
