@@ -289,9 +289,9 @@ def test_formats_without_built_in_fields_need_a_label_and_a_feature(source: dict
         ("criteo", {"C*": {"positive": "yes"}}, "fields.C*.positive is given, but the field's kind is slot."),
         ("paddlerec", {"click": "ignore"}, "fields.click sets click to ignore, which leaves no label. Remove it."),
         ("paddlerec", {"c*": "slot"}, "fields.c* makes click a slot field, but that name is reserved in every dataset."),
-        ("paddlerec", {"y": {"kind": "label", "column": "5"}, "click": "ignore"}, "fields.y makes y a label, but the format paddlerec has its own: click. Remove it."),
+        ("paddlerec", {"y": {"kind": "label", "column": "5"}, "click": "ignore"}, "fields.y makes y a label, but 5 is a slot. Allowed: the name of a token."),
         ("paddlerec", {"dense_1": {"separator": "|"}}, "fields.dense_1.separator is given, but the field's kind is dense."),
-        ("slots", {"clicked": {"kind": "label", "column": "7"}}, "fields.clicked makes clicked a label, but the format slots has its own: show and click."),
+        ("slots", {"clicked": {"kind": "label", "column": "7"}}, "fields.clicked makes clicked a label, but a line of slots begins with show, click. Remove it, or name all values before the first slot: columns: [show, click, 7]."),
         ("slots", {"click": "slot"}, "fields.click is a slot field with a name that is reserved in every dataset."),
     ],
 )  # fmt: skip

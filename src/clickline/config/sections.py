@@ -41,7 +41,7 @@ from clickline.config.value_types import (
     parse_bytes,
 )
 
-Format = Literal["criteo", "slots", "paddlerec", "csv", "parquet", "recordio", "tfrecord"]
+Format = Literal["criteo", "slots", "paddlerec", "csv", "parquet", "recordio", "tfrecord", "intel_tfrecord"]
 Kind = Literal["slot", "dense", "label", "weight", "time", "ignore"]
 Transform = Literal["none", "log1p", "minmax", "zscore", "robust", "bucket"]
 ModelName = Literal[
@@ -54,7 +54,7 @@ RowOptimizerName = Literal["sgd", "adagrad", "rowwise_adagrad", "adam", "ftrl"]
 SHORT_FORMS = (*get_args(Kind), *get_args(Transform))
 """The one-word forms of a field: a kind, or a transform, which implies kind: dense."""
 
-FORMATS_WITH_FIELDS = ("criteo", "slots", "paddlerec")
+FORMATS_WITH_FIELDS = ("criteo", "slots", "paddlerec", "intel_tfrecord")
 """Formats with built-in fields."""
 
 RESERVED_NAMES = ("label", "weight", "impression", "click", "event_hour")
@@ -227,7 +227,9 @@ class DataSection(Section):
     delimiter: Separator = Field(",", description="Column separator (csv).")
     header: bool = Field(True, description="Whether the first line names the columns (csv).")
     columns: Annotated[tuple[str, ...], Field(min_length=1)] | None = Field(
-        None, description="Column names, if header is false (csv)."
+        None,
+        description="Column names, if header is false (csv); names of the values before the first slot of a line "
+        "(slots, where null is [show, click]; paddlerec).",
     )
     missing: Texts = Field((), description="Texts that mean a missing value, besides the empty text (csv).")
     fields: dict[str, FieldConfig] = Field(
@@ -306,7 +308,7 @@ class DataSection(Section):
             ("modulo", self.modulo, ("slots", "paddlerec")),
             ("delimiter", self.delimiter if self.delimiter != "," else None, ("csv",)),
             ("header", self.header if not self.header else None, ("csv",)),
-            ("columns", self.columns, ("csv",)),
+            ("columns", self.columns, ("csv", "slots", "paddlerec")),
             ("missing", self.missing or None, ("csv",)),
         ):
             if value is not None and self.format not in formats:
@@ -403,14 +405,24 @@ class DataSection(Section):
                     ("format", "reader"),
                 )
         labels = {name: one for name, one in effective.items() if one.kind == "label"}
-        source = {"slots": "show and click", "paddlerec": "click"}.get(self.format or "")
-        for name, label in labels.items():
-            if source is not None and label.column != source:
+        first = self.columns or ("show", "click")
+        for name, one in effective.items():
+            if one.kind not in ("label", "weight", "time"):
+                continue
+            if self.format == "paddlerec" and one.column.isdigit():
                 yield Complaint(
-                    ("fields", label.key),
-                    f"makes {name} a label, but the format {self.format} has its own: {source}.",
-                    "Remove it.",
-                    ("format", "reader"),
+                    ("fields", one.key),
+                    f"makes {name} a {one.kind}, but {one.column} is a slot. Allowed: the name of a token.",
+                    "Remove it, or give column: the name before its colon, such as conversion.",
+                    ("format",),
+                )
+            elif self.format == "slots" and one.column not in first:
+                yield Complaint(
+                    ("fields", one.key),
+                    f"makes {name} a {one.kind}, but a line of slots begins with {', '.join(first)}.",
+                    "Remove it, or name all values before the first slot: "
+                    f"columns: [{', '.join((*first, one.column))}].",
+                    ("format", "columns"),
                 )
         built_in = next((name for name, kind in _built_in_fields(self.format) if kind == "label"), None)
         if not labels and built_in is not None:
@@ -421,7 +433,7 @@ class DataSection(Section):
                 "Remove it." if key == built_in else f"Narrow the glob, or add {built_in}: label.",
                 ("format", "reader"),
             )
-        elif not labels and self.format != "slots":
+        elif not labels and (self.format != "slots" or "click" not in first):
             yield Complaint(
                 ("fields",),
                 "has no label, and this format has none of its own.",
@@ -439,13 +451,13 @@ class DataSection(Section):
 
     def _check_column(self, name: str, field: FieldConfig) -> Iterator[Complaint]:
         """Check that a field's column exists, if the columns are known before reading."""
-        known = self.columns
-        if self.format == "criteo":
+        known = self.columns if self.format == "csv" else None
+        if self.format in ("criteo", "intel_tfrecord"):
             known = tuple(name for name, _ in _built_in_fields(self.format))
         column = field.column or name
         if known is None or column in known:
             return
-        if self.format == "criteo" and field.column is None and any(fnmatchcase(k, name) for k in known):
+        if self.format != "csv" and field.column is None and any(fnmatchcase(k, name) for k in known):
             return
         near = get_close_matches(column, known, n=1, cutoff=0.6)
         yield Complaint(
@@ -468,7 +480,7 @@ def _built_in_fields(format_name: Format | None) -> list[tuple[str, Kind]]:
     """The built-in fields of a format, as far as they are known before reading."""
     if format_name == "paddlerec":
         return [("click", "label")]
-    if format_name != "criteo":
+    if format_name not in ("criteo", "intel_tfrecord"):
         return []
     from clickline.records import CRITEO_FIELDS  # imports numpy, which other configs do not need
 

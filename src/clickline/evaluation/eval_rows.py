@@ -262,7 +262,7 @@ def _open_logs(
     )
     schema = Schema(features, target_fields(data))
     if data.format == "paddlerec":
-        found = discover_slots(data.format, files, cache, storage, cores(), progress, slots=False)
+        found = discover_slots(data, files, cache, storage, cores(), progress, slots=False)
         schema = replace(schema, dense=found.dense)
     reader = reader_from_config(data, schema)
     inputs = Inputs(files, reader, cache, storage, time_unit_detector(schema.targets, features.missing))

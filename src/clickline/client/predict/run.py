@@ -195,7 +195,7 @@ def _open_logs(
     data = config.data
     dense = 0
     if data.format == "paddlerec":
-        dense = discover_slots(data.format, files, cache, storage, cores(), progress, slots=False).dense
+        dense = discover_slots(data, files, cache, storage, cores(), progress, slots=False).dense
     schema = build_schema(
         data, [int(name) for name in served.inputs if name.isascii() and name.isdigit()], dense
     )
