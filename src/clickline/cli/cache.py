@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -35,6 +36,7 @@ def status(
     """Show how much of the logs is cached."""
     from clickline.data.prepare.run import find_split
     from clickline.errors import HourNotReady
+    from clickline.pipeline.status_text import duration
 
     config, storage, files = _open(config_file, overrides)
     rows: list[dict[str, object]] = []
@@ -49,10 +51,12 @@ def status(
             {
                 "name": name,
                 "files": cached.files,
+                "ready_files": cached.ready_files,
                 "total_bytes": cached.total_bytes,
                 "cached_bytes": cached.cached_bytes,
                 "available_bytes": cached.available_bytes,
                 "phase": cached.phase,
+                "age_seconds": None if cached.since is None else max(0, int(time.time() - cached.since)),
             }
         )
     if as_json:
@@ -60,13 +64,14 @@ def status(
         return
     sizes = ("total_bytes", "cached_bytes", "available_bytes")
     table(
-        ("NAME", "FILES", "TOTAL SIZE", "CACHED SIZE", "AVAIL SPACE", "PHASE"),
+        ("NAME", "FILES", "TOTAL SIZE", "CACHED SIZE", "AVAIL SPACE", "PHASE", "AGE"),
         [
             (
                 row["name"],
-                f"{row['files']:,}" if "files" in row else "-",
+                f"{row['ready_files']:,}/{row['files']:,}" if "files" in row else "-",
                 *(human_size(float(str(row[size]))) if size in row else "-" for size in sizes),
                 row["phase"],
+                "-" if row.get("age_seconds") is None else duration(float(str(row["age_seconds"]))),
             )
             for row in rows
         ],

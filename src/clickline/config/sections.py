@@ -20,6 +20,7 @@ from clickline.config.value_types import (
     BYTES,
     Address,
     Complaint,
+    Donefile,
     Hour,
     LocalPath,
     ModelAlias,
@@ -199,8 +200,10 @@ class DataSection(Section):
     eval: Patterns | None = Field(None, description="Logs to evaluate on, later in time than train.")
     dates: Dates | None = Field(None, description="Hours of a {date}/{hour} pattern in train.")
     eval_dates: Dates | None = Field(None, description="Hours of a {date}/{hour} pattern in eval.")
-    donefile: Annotated[str, Field(min_length=1)] | None = Field(
-        "donefile", description="Empty file that marks an hour as complete; null: all hours are complete."
+    donefile: Donefile | None = Field(
+        "donefile",
+        description="Name of the empty file that marks an hour's folder as complete; or the path of one file that "
+        "lists the complete folders; null: all hours are complete.",
     )
     slot_conf: Place | None = Field(
         None, description="File with one slot number per line: the slots to use (slots, paddlerec)."
