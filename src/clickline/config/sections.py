@@ -366,6 +366,7 @@ class DataSection(Section):
                     yield c._replace(key=("fields", key, *c.key), also=("format", "reader"))
         yield from self._check_names(effective)
         yield from self._check_kinds(effective)
+        yield from self._check_targets_of_lines(effective)
 
     def _effective_fields(self) -> dict[str, _EffectiveField]:
         """Every field that is known before reading. A glob matches the format's fields that are not named."""
@@ -408,7 +409,39 @@ class DataSection(Section):
                     ("format", "reader"),
                 )
         labels = {name: one for name, one in effective.items() if one.kind == "label"}
-        first = self.columns or ("show", "click")
+        built_in = next((name for name, kind in _built_in_fields(self.format) if kind == "label"), None)
+        if not labels and built_in is not None:
+            key = effective[built_in].key
+            yield Complaint(
+                ("fields", key),
+                f"sets {built_in} to {effective[built_in].kind}, which leaves no label.",
+                "Remove it." if key == built_in else f"Narrow the glob, or add {built_in}: label.",
+                ("format", "reader"),
+            )
+        elif not labels and (self.format != "slots" or "click" not in self._first_columns):
+            yield Complaint(
+                ("fields",),
+                "has no label, and this format has none of its own.",
+                "Declare the column with the clicks, such as click: label.",
+                ("format", "reader"),
+            )
+        known = self.format not in ("slots", "paddlerec")  # their slots are only known from the data
+        if known and not {"slot", "dense"} & {one.kind for one in effective.values()}:
+            yield Complaint(
+                ("fields",),
+                "has no slot and no dense field, so the model would have no features.",
+                "Declare at least one, such as city: slot or age: log1p.",
+                ("format", "reader"),
+            )
+
+    @property
+    def _first_columns(self) -> tuple[str, ...]:
+        """The values before the first slot of a line of slots."""
+        return self.columns or ("show", "click")
+
+    def _check_targets_of_lines(self, effective: Mapping[str, _EffectiveField]) -> Iterator[Complaint]:
+        """Check that a line can hold the label, weight and time: by name, or before its first slot."""
+        first = self._first_columns
         for name, one in effective.items():
             if one.kind not in ("label", "weight", "time"):
                 continue
@@ -427,30 +460,6 @@ class DataSection(Section):
                     f"columns: [{', '.join((*first, one.column))}].",
                     ("format", "columns"),
                 )
-        built_in = next((name for name, kind in _built_in_fields(self.format) if kind == "label"), None)
-        if not labels and built_in is not None:
-            key = effective[built_in].key
-            yield Complaint(
-                ("fields", key),
-                f"sets {built_in} to {effective[built_in].kind}, which leaves no label.",
-                "Remove it." if key == built_in else f"Narrow the glob, or add {built_in}: label.",
-                ("format", "reader"),
-            )
-        elif not labels and (self.format != "slots" or "click" not in first):
-            yield Complaint(
-                ("fields",),
-                "has no label, and this format has none of its own.",
-                "Declare the column with the clicks, such as click: label.",
-                ("format", "reader"),
-            )
-        known = self.format not in ("slots", "paddlerec")  # their slots are only known from the data
-        if known and not {"slot", "dense"} & {one.kind for one in effective.values()}:
-            yield Complaint(
-                ("fields",),
-                "has no slot and no dense field, so the model would have no features.",
-                "Declare at least one, such as city: slot or age: log1p.",
-                ("format", "reader"),
-            )
 
     def _check_column(self, name: str, field: FieldConfig) -> Iterator[Complaint]:
         """Check that a field's column exists, if the columns are known before reading."""

@@ -49,7 +49,7 @@ def path_without_host(path: str) -> str:
 
 
 def is_listed(path: str, listed: set[str]) -> bool:
-    """Whether a file or folder, or something in the folder, is listed. A relative path in the list is the end of it."""
+    """Whether a file or folder is listed: by an absolute path to it or into it, or by a relative path, its end."""
     return any(
         f"{one}/".startswith(f"{path}/") if one.startswith("/") else path.endswith(f"/{one}")
         for one in listed
