@@ -283,10 +283,17 @@ def _read_line(
             at += 1
         if at == end:
             break
-        role, start = _SLOT, at
-        slot = np.uint64(0)
+        start = at
         if np.uint8(48) <= data[at] <= np.uint8(57):
             slot, at = read_u64(data, at, end)
+            if 0 <= at < end and data[at] == COLON:
+                value, at = read_u64(data, at + 1, end)
+                if at < 0 or (at < end and not is_blank(data[at])):
+                    return _TOKEN, tokens
+                slots_T[tokens] = slot
+                values_T[tokens] = value % modulo if modulo else value
+                tokens += 1
+                continue
         elif _has_key(data, at, end, _DENSE):
             start = at + _DENSE.size + 1
             at = _value_end(data, start, end)
@@ -295,25 +302,22 @@ def _read_line(
                 ends_KR[dense, row] = at
             dense += 1
             continue
-        if at < 0 or at == end or data[at] != COLON:
-            at = start
-            while at < end and data[at] != COLON and not is_blank(data[at]):
-                at += 1
-            name = find_name(data, start, at, names, name_ends, name_slots)
-            if at == end or data[at] != COLON or name < 0:
-                return _TOKEN, tokens
-            role, slot = roles_N[name], slots_N[name]
-        start = at + 1
+        at = start
+        while at < end and data[at] != COLON and not is_blank(data[at]):
+            at += 1
+        name = find_name(data, start, at, names, name_ends, name_slots)
+        if at == end or data[at] != COLON or name < 0:
+            return _TOKEN, tokens
+        role, start = roles_N[name], at + 1
+        at = _value_end(data, start, end)
         if role == _SLOT:
-            value, at = read_u64(data, start, end)
-            if at < 0 or (at < end and not is_blank(data[at])):
+            value, value_end = read_u64(data, start, end)
+            if value_end != at:
                 return _TOKEN, tokens
-            slots_T[tokens] = slot
+            slots_T[tokens] = slots_N[name]
             values_T[tokens] = value % modulo if modulo else value
             tokens += 1
-            continue
-        at = _value_end(data, start, end)
-        if role >= 0:
+        elif role >= 0:
             if starts_KR[role, row] >= 0:
                 return _LABEL, tokens
             starts_KR[role, row] = start

@@ -179,7 +179,7 @@ def distinct_slots(slots_T: NDArray[np.uint64]) -> tuple[int, ...]:
 @njit(cache=True, nogil=True)
 def is_blank(byte: np.uint8) -> bool:
     """Whether a byte separates tokens: a space, a tab, a comma, or the \\r of a line end."""
-    return bool(byte == 32 or byte == 9 or byte == 13 or byte == 44)
+    return bool(byte <= 44 and (byte == 32 or byte == 9 or byte == 44 or byte == 13))  # digits are above
 
 
 @njit(cache=True, nogil=True)
