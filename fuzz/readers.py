@@ -12,6 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from clickline.data.readers import Reader, open_reader
+from clickline.data.readers.paddlerec_lines import CLICK_ONLY, NamedTokens
 from clickline.data.readers.text_blocks import BrokenStream, open_decompressed
 from clickline.errors import ClicklineError
 from clickline.features import DenseField, Encoder, FeatureSpec, SlotField
@@ -20,6 +21,7 @@ from data.readers.record_writers import example, recordio, recordio_chunk, snapp
 from fuzz.target import Choices, Target, scratch
 
 _BLOCKS = (1 << 21, 7, 64, 1000)
+_OTHER_LAYOUT = 64  # with blocks of this size, readers with several layouts read another one
 _WANTED = ("label", "C1", "I1")
 _ENCODER = Encoder(
     FeatureSpec(
@@ -103,7 +105,12 @@ def _slots(data: bytes) -> None:
     choices = Choices(data)
     block, modulo, packed = choices.one_of(_BLOCKS), choices.one_of([None, 10]), choices.number(4)
     reader = open_reader(
-        "slots", (), slots=choices.one_of([(5, 6), (5,), ()]), modulo=modulo, block_bytes=block
+        "slots",
+        (),
+        columns=("show", "click", "conversion") if block == _OTHER_LAYOUT else (),
+        slots=choices.one_of([(5, 6), (5,), ()]),
+        modulo=modulo,
+        block_bytes=block,
     )
     _read(reader, _packed(choices.rest(), packed))
 
@@ -111,8 +118,15 @@ def _slots(data: bytes) -> None:
 def _paddlerec(data: bytes) -> None:
     choices = Choices(data)
     block, modulo, packed = choices.one_of(_BLOCKS), choices.one_of([None, 10]), choices.number(4)
+    named = NamedTokens(("conversion", "click"), ("price",), ("1_4",), ("note",), ("sample", "click"))
     reader = open_reader(
-        "paddlerec", (), dense=choices.number(3), slots=(5, 1), modulo=modulo, block_bytes=block
+        "paddlerec",
+        (),
+        dense=choices.number(3),
+        slots=(5, 1),
+        named=named if block == _OTHER_LAYOUT else CLICK_ONLY,
+        modulo=modulo,
+        block_bytes=block,
     )
     _read(reader, _packed(choices.rest(), packed))
 
@@ -120,7 +134,10 @@ def _paddlerec(data: bytes) -> None:
 def _tfrecord(data: bytes) -> None:
     """Half of the inputs are a raw file, half the records of a file with correct checksums."""
     choices = Choices(data)
-    reader = open_reader("tfrecord", _WANTED, block_bytes=choices.one_of(_BLOCKS))
+    block = choices.one_of(_BLOCKS)
+    reader = open_reader(
+        "intel_tfrecord" if block == _OTHER_LAYOUT else "tfrecord", _WANTED, block_bytes=block
+    )
     framed, cut = choices.number(2), choices.number(100)
     content = choices.rest()
     if framed:
@@ -195,12 +212,19 @@ def _slots_seeds() -> Sequence[bytes]:
 
 def _paddlerec_seeds() -> Sequence[bytes]:
     text = b"click:1 dense_feature:0.5 5:7 1:9\nclick:0 dense_feature:1e3 dense_feature:x 5:7\n"
-    return [*_text_seeds(text, 8), bytes([1, 0, 0, 0, 0, 0, 1, 0]) + text]
+    named = b"7,1,conversion:0,price:0.5,1_4:22,note:x,5:7,1:9\n8,0,5:7\n"
+    return [
+        *_text_seeds(text, 8),
+        bytes([1, 0, 0, 0, 0, 0, 1, 0]) + text,
+        bytes([2, 0, 0, 0, 0, 0, 0, 0]) + named,
+    ]
 
 
 def _tfrecord_seeds() -> Sequence[bytes]:
     whole = tfrecord(_RECORDS)
-    return [bytes(6) + whole, bytes([1]) + bytes(5) + whole] + [
+    pairs = [part for at in range(26) for part in (at, 7)]
+    intel = tfrecord([example({"label": [1], "numeric_1": [0.5] * 13, "string_1": pairs})])
+    return [bytes(6) + whole, bytes([1]) + bytes(5) + whole, bytes([2]) + bytes(5) + intel] + [
         bytes([block, 0, 1, 0, len(_RECORDS[0]), 0]) + b"".join(_RECORDS) for block in range(4)
     ]
 

@@ -77,7 +77,7 @@ def test_five_mistakes_are_five_lines_with_line_key_and_remedy(
         load_config()
     assert str(caught.value).splitlines() == [
         "clickline.yaml:3 data.format is cvs. Allowed: criteo, slots, paddlerec, csv, parquet, recordio, "
-        "tfrecord. Did you mean csv?",
+        "tfrecord, intel_tfrecord. Did you mean csv?",
         "clickline.yaml:6 model.embeding_dim is not a known key. Did you mean embedding_dim?",
         "clickline.yaml:8 train.batch_size is -4. Allowed: auto, or a whole number of rows of at least 1. "
         "Correct it, or remove it to get the default, auto.",

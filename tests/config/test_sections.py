@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 from pydantic import ValidationError
 
-from clickline.config import Config, DataSection
+from clickline.config import Config, DataSection, load_config
 from clickline.config.value_types import looks_secret
+from clickline.errors import ConfigError
 
 
 def data(**keys: Any) -> DataSection:
@@ -289,9 +291,9 @@ def test_formats_without_built_in_fields_need_a_label_and_a_feature(source: dict
         ("criteo", {"C*": {"positive": "yes"}}, "fields.C*.positive is given, but the kind is slot."),
         ("paddlerec", {"click": "ignore"}, "fields.click sets click to ignore, which leaves no label. Remove it."),
         ("paddlerec", {"c*": "slot"}, "fields.c* makes click a slot field, but that name is reserved in every dataset."),
-        ("paddlerec", {"y": {"kind": "label", "column": "5"}, "click": "ignore"}, "fields.y makes y a label, but the format paddlerec has its own: click. Remove it."),
+        ("paddlerec", {"y": {"kind": "label", "column": "5"}, "click": "ignore"}, "fields.y makes y a label, but 5 is a slot. Allowed: the name of a token."),
         ("paddlerec", {"dense_1": {"separator": "|"}}, "fields.dense_1.separator is given, but the kind is dense."),
-        ("slots", {"clicked": {"kind": "label", "column": "7"}}, "fields.clicked makes clicked a label, but the format slots has its own: show and click."),
+        ("slots", {"clicked": {"kind": "label", "column": "7"}}, "fields.clicked makes clicked a label, but a line of slots begins with show, click. Remove it, or name all values before the first slot: columns: [show, click, 7]."),
         ("slots", {"click": "slot"}, "fields.click is a slot field with a name that is reserved in every dataset."),
     ],
 )  # fmt: skip
@@ -358,3 +360,32 @@ def test_secret_names_are_recognized(name: str) -> None:
 )
 def test_harmless_names_are_not_secrets(name: str) -> None:
     assert not looks_secret(name)
+
+
+def test_a_donefile_with_a_slash_is_a_path(tmp_path: Path) -> None:
+    file = tmp_path / "clickline.yaml"
+    for written, wanted in (
+        ("_SUCCESS", "_SUCCESS"),
+        ("logs/donefile/base.txt", str(tmp_path / "logs/donefile/base.txt")),
+        ("s3://logs/donefile.txt", "s3://logs/donefile.txt"),
+    ):
+        file.write_text(f"data: {{train: rows.tsv, donefile: {written}}}\n")
+        assert load_config(file).data.donefile == wanted
+
+
+@pytest.mark.parametrize(
+    ("data", "words"),
+    [
+        ("{format: slots, columns: [id, show]}", "fields has no label, and this format has none of its own."),
+        ("{format: criteo, columns: [a]}", "columns is given, but the format is criteo. Allowed only for format: csv or slots or paddlerec."),
+        ("{format: slots, columns: [show, click], fields: {w: weight}}", "makes w a weight, but a line of slots begins with show, click."),
+        ("{format: paddlerec, fields: {conversion: label}}", "fields has 2 fields of kind label: click, conversion."),
+        ("{format: intel_tfrecord, fields: {I14: none}}", "comes from column I14, which does not exist."),
+    ],
+)  # fmt: skip
+def test_columns_and_labels_of_line_formats(tmp_path: Path, data: str, words: str) -> None:
+    file = tmp_path / "clickline.yaml"
+    file.write_text(f"data: {data[:-1]}, train: rows}}\n")
+    with pytest.raises(ConfigError) as error:
+        load_config(file)
+    assert words in str(error.value)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -14,6 +15,7 @@ import pytest
 import yaml
 
 from clickline.config import load_config
+from clickline.deploy.render import render
 from deploy.schemas.schemas import pod_specs, problems, restricted_problems
 from servers.waiting import free_ports
 
@@ -103,6 +105,56 @@ def test_every_system_has_a_page_with_its_steps_and_missing_counterparts() -> No
         assert "| their step | ours |" in text and "## A scored request" in text
         table = text.partition("## Without a counterpart")[2]
         assert "| theirs | why, and what instead |" in table and table.count("\n|") > 7
+
+
+def flag_rows() -> list[tuple[str, str, str]]:
+    """(theirs, ours, result) of each line of the table of fields and flags."""
+    table = (
+        (PAGES / "README.md")
+        .read_text()
+        .partition("## Their fields and flags")[2]
+        .partition("\nModels are")[0]
+    )
+    rows = [
+        tuple(cell.strip() for cell in line.split(" | "))
+        for line in table.splitlines()
+        if line.startswith("| ")
+    ]
+    assert rows[0] == ("| theirs", "ours", "result |") and len(rows) > 15
+    return [(theirs[2:], re.findall("`([^`]+)`", ours)[0], result[1:-3]) for theirs, ours, result in rows[1:]]
+
+
+@pytest.fixture(scope="module")
+def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the files that the table's commands read."""
+    folder = tmp_path_factory.mktemp("flags")
+    (folder / "data").mkdir()
+    (folder / "data/rows.tsv").write_text("0" + "\t" * 39 + "\n")
+    training = "train: {mode: cluster}\ndeploy: {training: {kind: volcano}, storage: {models: {access: ReadWriteMany}}}\n"
+    (folder / "clickline.yaml").write_text(
+        f"data: {{train: data/rows.tsv}}\ncache: {{dir: cache}}\n{training}"
+    )
+    (folder / "params").write_text("DATASET_DIR=/datasets\nREPLICAS=3\n")
+    (folder / "data.config").write_text("export START_DATE_HR=20260101/00\nexport DATASET_PATH=data\n")
+    (folder / "slot.conf").write_text("0\n1\n")
+    return folder
+
+
+@pytest.mark.parametrize(("theirs", "ours", "result"), flag_rows())
+def test_fields_and_flags_become_what_the_table_says(
+    theirs: str, ours: str, result: str, project: Path
+) -> None:
+    arguments = shlex.split(ours)
+    if arguments[0] == "clickline":
+        assert result in typed(ours, project), f"{theirs}: {ours}"
+        return
+    overrides = [
+        value for flag, value in zip(arguments[::2], arguments[1::2], strict=True) if flag == "--set"
+    ]
+    plain, changed = (render(project / "clickline.yaml", values).objects for values in ((), overrides))
+    assert [problem for one in changed for problem in problems(one)] == []
+    assert result not in yaml.safe_dump_all(plain)
+    assert result in yaml.safe_dump_all(changed), f"{theirs}: {ours}"
 
 
 def test_links_between_the_pages_exist() -> None:

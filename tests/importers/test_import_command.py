@@ -66,7 +66,8 @@ def test_malformed_source_exits_with_2_and_writes_nothing(tmp_path: Path) -> Non
 @pytest.mark.slow
 @given(
     key=st.text(max_size=60),
-    value=st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=60),
+    # With a slash it would be a path.
+    value=st.text(st.characters(exclude_categories=["Cs"], exclude_characters="/"), min_size=1, max_size=60),
     why=st.text(max_size=200),
 )
 def test_source_text_cannot_break_out_of_a_value_or_a_comment(

@@ -11,7 +11,7 @@ import clickline
 from clickline.config import load_config
 from clickline.data.sample.generate import SampleOptions, generate
 from clickline.errors import ConfigError
-from clickline.importers.elasticrec import elasticrec
+from clickline.importers.elasticrec import ControlOptions, elasticrec
 from clickline.importers.run import valid_yaml
 from clickline.progress import Progress
 
@@ -159,3 +159,16 @@ def test_imported_config_reads_the_hours(files: tuple[Path, Path], tmp_path: Pat
     load_draft(elasticrec(files[0], Path("rows/slot.conf"), Path()), tmp_path)
     prepared = clickline.prepare(load_config(tmp_path / "clickline.yaml"))
     assert prepared.train_rows + prepared.eval_rows == 400 and prepared.eval_rows > 100
+
+
+def test_options_of_the_control_script(files: tuple[Path, Path], tmp_path: Path) -> None:
+    options = ControlOptions(cpu=4, mem=20, trainer=3, pserver=2, cube=5)
+    result = load_draft(elasticrec(*files, Path(), options), tmp_path)
+    train, deploy = result.config.train, result.config.deploy
+    assert (train.mode, train.workers.min, train.embedding_servers) == ("cluster", 3, 2)
+    assert (deploy.training.kind, result.config.publish.shards) == ("volcano", 5)
+    assert deploy.serving.lookup is not None and deploy.serving.lookup.replicas == 1
+    worker = deploy.resources.ray_worker
+    assert (worker.cpu, worker.memory, worker.memory_limit) == ("4", "20Gi", "20Gi")
+    assert "from elastic-control.sh -t" in result.comments
+    assert load_draft(elasticrec(*files, Path()), tmp_path).config.train.mode == "local"

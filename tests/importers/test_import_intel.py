@@ -126,3 +126,30 @@ def test_empty_file_is_refused(params: Path) -> None:
     params.write_text("# nothing\n")
     with pytest.raises(ConfigError, match=r"params contains no parameters. Write NAME=value"):
         tfserving_intel(params)
+
+
+def test_parameters_of_argo_submit(params: Path, tmp_path: Path) -> None:
+    params.write_text(
+        "DATASET_DIR=/datasets\n"
+        "argo submit -n ctr wf.yaml --watch -p REPLICAS=2 --parameter TARGET_ACCURACY=0.75 --parameter=RETRY_LIMIT=4\n"
+    )
+    result = load_draft(tfserving_intel(params, ["REPLICAS=5", "USER_ID=1001"]), tmp_path)
+    config = result.config
+    assert (config.deploy.namespace, config.deploy.serving.replicas, config.deploy.identity.user) == (
+        "ctr",
+        5,
+        1001,
+    )
+    assert (config.gate.accuracy, config.gate.extra_epochs) == (0.75, 4)
+    assert "params:2 REPLICAS: is overridden by -p REPLICAS." in result.comments
+    assert "from -p REPLICAS" in result.comments
+    with pytest.raises(ConfigError, match=r"-p begins with 'replicas' and is not a parameter"):
+        tfserving_intel(params, ["replicas 5"])
+
+
+def test_preprocessed_records(params: Path, tmp_path: Path) -> None:
+    params.write_text("DATASET_DIR=/datasets/train_processed_data.tfrecords\n")
+    data = load_draft(tfserving_intel(params), tmp_path).config.data
+    assert data.format == "intel_tfrecord"
+    assert data.train == ("/datasets/train_processed_data.tfrecords",)
+    assert data.eval == ("/datasets/eval_processed_data.tfrecords",)

@@ -136,7 +136,7 @@ table_parameters:
     assert (
         "base_threshold: none: train.admission" in result.comments and "table_name: none" in result.comments
     )
-    assert result.config.data.train == ("/mnt/criteo/slot_train_data_full/{date}/{hour}/*",)
+    assert result.config.data.train == ("/mnt/criteo/slot_train_data_full/{date}/{hour}00/*",)
     assert result.config.data.dates is not None and result.config.data.dates.last == "20210103"
     assert (result.config.data.donefile, result.config.follow.poll_interval) == ("done", 10.0)
 
@@ -194,3 +194,29 @@ def test_malformed_config_is_refused(source: Path, tmp_path: Path, text: str, me
     with pytest.raises(ConfigError) as caught:
         valid_yaml(paddlerec(source, Path()), tmp_path)
     assert message in str(caught.value)
+
+
+def test_passes_of_minutes_are_the_folders_of_an_hour(source: Path, tmp_path: Path) -> None:
+    stream = "  start_day: 20210101\n  end_day: 20210103\n"
+    source.write_text(TUTORIAL.replace("  seed: 12345\n", f"{stream}  split_interval: 30\n"))
+    result = load_draft(paddlerec(source, Path()), tmp_path)
+    folder = "/mnt/criteo/slot_train_data_full/{date}/{hour}"
+    assert result.config.data.train == (f"{folder}00/*", f"{folder}30/*")
+    source.write_text(TUTORIAL.replace("  seed: 12345\n", stream))
+    assert len(load_draft(paddlerec(source, Path()), tmp_path).config.data.train) == 12  # PaddleRec's default
+    source.write_text(TUTORIAL.replace("  seed: 12345\n", f"{stream}  split_interval: 90\n"))
+    with pytest.raises(ConfigError, match=r"runner.split_interval is 90\. Allowed: a number of minutes"):
+        paddlerec(source, Path())
+
+
+def test_the_folder_of_a_model_decides_the_layout_of_its_rows(source: Path, tmp_path: Path) -> None:
+    for model in ("slot_dnn", "esmm"):
+        Path(model).mkdir()
+        Path(model, "config.yaml").write_text(TUTORIAL)
+    result = load_draft(paddlerec(Path("slot_dnn/config.yaml"), Path()), tmp_path)
+    assert (result.config.data.format, result.config.data.fields) == ("slots", {})
+    result = load_draft(paddlerec(Path("esmm/config.yaml"), Path()), tmp_path)
+    data = result.config.data
+    assert (data.format, data.columns) == ("paddlerec", ("sample", "click", "conversion"))
+    assert {field.kind for field in data.fields.values()} == {"slot"} and "150_14" in data.fields
+    assert "{conversion: label, click: weight}" in result.comments

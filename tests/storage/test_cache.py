@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -504,6 +505,8 @@ def test_status_prefetch_clear(web: Web, cache: FileCache, directory: Path, tmp_
 
     _content(cache, files[0])
     some = cache.status(files)
+    assert (before.ready_files, before.since, some.ready_files) == (0, None, 1)
+    assert some.since is not None and abs(time.time() - some.since) < 60
     assert (some.cached_bytes, some.available_bytes, some.phase) == (
         1000,
         100 * MIB - 1000,
@@ -513,7 +516,7 @@ def test_status_prefetch_clear(web: Web, cache: FileCache, directory: Path, tmp_
     cache.prefetch(files)
     cache.prefetch(files)
     after = cache.status(files)
-    assert (after.cached_bytes, after.phase) == (3000, CachePhase.READY)
+    assert (after.cached_bytes, after.ready_files, after.phase) == (3000, 3, CachePhase.READY)
     assert len(web.gets) == 3
 
     assert cache.clear(files[:1]) == ClearResult(files=1, size=1000, in_use=0)

@@ -106,3 +106,56 @@ def test_an_hour_in_a_file_name_exists_with_the_file(tmp_path):
 def test_a_store_that_cannot_be_reached_is_an_error(tmp_path):
     with pytest.raises(StorageError):
         hour_is_complete(Storage(), ["http://127.0.0.1:9/{date}/{hour}/a"], "donefile", FIRST)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        '{{"id": "1767236400", "key": "1767236400", "input": "{0}"}}',
+        '{{"id":"1","key":"1","input":"hdfs://namenode:9000{0}/base/feature"}}',
+        "20260101\t1767236400\t{0}/\t3\t0",
+        "{0}",
+        "20260101/03",
+    ],
+)
+def test_one_donefile_may_list_the_complete_hours(tmp_path, line):
+    """The lines of cube's donefile/base.txt, of PaddleRec's donefile.txt, and plain paths."""
+    pattern, donefile = f"{tmp_path}/logs/{{date}}/{{hour}}/*", f"{tmp_path}/donefile/base.txt"
+    put(tmp_path / "logs/20260101/03/part")
+    put(tmp_path / "logs/20260101/04/part")
+
+    def complete(hour: int) -> bool:
+        return hour_is_complete(Storage(), [pattern], donefile, FIRST + hour)
+
+    assert not complete(3)  # no donefile yet
+    put(tmp_path / "donefile/base.txt", "\n")
+    assert not complete(3)
+    put(tmp_path / "donefile/base.txt", line.format(tmp_path / "logs/20260101/03") + "\n")
+    assert complete(3)
+    assert not complete(4)
+    (file,) = hour_files(Storage(), [pattern], donefile, FIRST + 3, Progress())
+    assert file.uri == f"{tmp_path}/logs/20260101/03/part"
+    with pytest.raises(HourNotReady, match=r"^20260101/04 of .* its line in .*base.txt is missing"):
+        hour_files(Storage(), [pattern], donefile, FIRST + 4, Progress())
+
+
+def test_a_donefile_may_list_files_of_hours(tmp_path):
+    donefile = f"{tmp_path}/done.txt"
+    for name in ("a", "b"):
+        put(tmp_path / f"20260101-03-{name}.tsv")
+    put(tmp_path / "done.txt", f"{tmp_path}/20260101-03-a.tsv\n")
+    pattern = f"{tmp_path}/{{date}}-{{hour}}-*.tsv"
+    assert not hour_is_complete(Storage(), [pattern], donefile, FIRST + 3)
+    put(tmp_path / "done.txt", f"{tmp_path}/20260101-03-a.tsv\n{tmp_path}/20260101-03-b.tsv\n")
+    assert hour_is_complete(Storage(), [pattern], donefile, FIRST + 3)
+
+
+def test_a_line_without_a_path_is_reported_unless_it_is_still_written(tmp_path):
+    pattern, donefile = f"{tmp_path}/{{date}}/{{hour}}/*", f"{tmp_path}/base.txt"
+    put(tmp_path / "base.txt", '{"id": "1", "inp')
+    assert not hour_is_complete(Storage(), [pattern], donefile, FIRST + 3)
+    put(tmp_path / "base.txt", '{"id": "1"}\n')
+    with pytest.raises(
+        StorageError, match=r"line 1 of .*base.txt names no path\. Allowed: a JSON object with `input`"
+    ):
+        hour_is_complete(Storage(), [pattern], donefile, FIRST + 3)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -31,6 +32,7 @@ def status(options: JsonOptions, which: Which = None) -> None:
     """Show how much of the logs is cached."""
     from clickline.data.prepare.run import find_split
     from clickline.errors import HourNotReady
+    from clickline.pipeline.status_text import duration
 
     config, storage, files = _open(options)
     rows: list[dict[str, object]] = []
@@ -41,19 +43,23 @@ def status(options: JsonOptions, which: Which = None) -> None:
             note(str(error))
             rows.append({"name": name, "phase": "Waiting"})
             continue
-        rows.append({"name": name, **asdict(cached)})
+        row = asdict(cached)
+        since = row.pop("since")
+        row["age_seconds"] = None if since is None else max(0, int(time.time() - since))
+        rows.append({"name": name, **row})
     if options.as_json:
         emit(rows)
         return
     sizes = ("total_bytes", "cached_bytes", "available_bytes")
     table(
-        ("NAME", "FILES", "TOTAL SIZE", "CACHED SIZE", "AVAIL SPACE", "PHASE"),
+        ("NAME", "FILES", "TOTAL SIZE", "CACHED SIZE", "AVAIL SPACE", "PHASE", "AGE"),
         [
             (
                 row["name"],
-                f"{row['files']:,}" if "files" in row else "-",
+                f"{row['ready_files']:,}/{row['files']:,}" if "files" in row else "-",
                 *(human_size(float(str(row[size]))) if size in row else "-" for size in sizes),
                 row["phase"],
+                "-" if row.get("age_seconds") is None else duration(float(str(row["age_seconds"]))),
             )
             for row in rows
         ],

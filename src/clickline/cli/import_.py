@@ -33,13 +33,23 @@ def elasticrec(
     slot_conf: Annotated[
         Path, typer.Argument(metavar="SLOT_CONF", help="Its slot.conf: the slots to use, one per line.")
     ],
+    cpu: Annotated[int | None, typer.Option("-u", "--cpu", min=1, help="Its -u: cores of a trainer.")] = None,
+    mem: Annotated[int | None, typer.Option("-m", "--mem", min=1, help="Its -m: GB of a trainer.")] = None,
+    trainer: Annotated[
+        int | None, typer.Option("-t", "--trainer", min=1, help="Its -t: number of trainers.")
+    ] = None,
+    pserver: Annotated[
+        int | None, typer.Option("-p", "--pserver", min=1, help="Its -p: number of parameter servers.")
+    ] = None,
+    cube: Annotated[int | None, typer.Option("-b", "--cube", min=1, help="Its -b: shards of cube.")] = None,
     output: Output = _DEFAULT,
     force: Force = False,
 ) -> None:
-    """Import from ElasticCTR 2.0 (ElasticREC)."""
-    from clickline.importers.elasticrec import elasticrec
+    """Import from ElasticCTR 2.0 (ElasticREC), with the options of elastic-control.sh."""
+    from clickline.importers.elasticrec import ControlOptions, elasticrec
 
-    _write(elasticrec(data_config, slot_conf, output.parent), output, force)
+    options = ControlOptions(cpu, mem, trainer, pserver, cube)
+    _write(elasticrec(data_config, slot_conf, output.parent, options), output, force)
 
 
 @import_.command()
@@ -76,13 +86,22 @@ def tfserving_intel(
             metavar="PARAMS", help="The params.env of its kustomize packages, one setting per line."
         ),
     ],
+    parameters: Annotated[
+        list[str] | None,
+        typer.Option(
+            "-p",
+            "--parameter",
+            metavar="NAME=VALUE",
+            help="A setting, as for `argo submit`; overrides PARAMS.",
+        ),
+    ] = None,
     output: Output = _DEFAULT,
     force: Force = False,
 ) -> None:
     """Import from Intel's Wide & Deep on Kubernetes with TensorFlow Serving."""
     from clickline.importers.tfserving_intel import tfserving_intel
 
-    _write(tfserving_intel(params), output, force)
+    _write(tfserving_intel(params, parameters or ()), output, force)
 
 
 def _write(draft: ConfigDraft, output: Path, force: bool) -> None:

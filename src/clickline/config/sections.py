@@ -20,6 +20,7 @@ from clickline.config.value_types import (
     BYTES,
     Address,
     Complaint,
+    Donefile,
     Hour,
     LocalPath,
     ModelAlias,
@@ -43,7 +44,7 @@ from clickline.config.value_types import (
     parse_bytes,
 )
 
-Format = Literal["criteo", "slots", "paddlerec", "csv", "parquet", "recordio", "tfrecord"]
+Format = Literal["criteo", "slots", "paddlerec", "csv", "parquet", "recordio", "tfrecord", "intel_tfrecord"]
 Kind = Literal["slot", "dense", "label", "weight", "time", "ignore"]
 Transform = Literal["none", "log1p", "minmax", "zscore", "robust", "bucket"]
 ModelName = Literal[
@@ -56,7 +57,7 @@ RowOptimizerName = Literal["sgd", "adagrad", "rowwise_adagrad", "adam", "ftrl"]
 SHORT_FORMS = (*get_args(Kind), *get_args(Transform))
 """The one-word forms of a field: a kind, or a transform, which implies kind: dense."""
 
-FORMATS_WITH_FIELDS = ("criteo", "slots", "paddlerec")
+FORMATS_WITH_FIELDS = ("criteo", "slots", "paddlerec", "intel_tfrecord")
 """Formats with built-in fields."""
 
 RESERVED_NAMES = ("label", "weight", "impression", "click", "event_hour")
@@ -196,8 +197,10 @@ class DataSection(Section):
     eval: Patterns | None = Field(None, description="Logs to evaluate on, later in time than train.")
     dates: Dates | None = Field(None, description="Hours of a {date}/{hour} pattern in train.")
     eval_dates: Dates | None = Field(None, description="Hours of a {date}/{hour} pattern in eval.")
-    donefile: Annotated[str, Field(min_length=1)] | None = Field(
-        "donefile", description="Empty file that marks an hour as complete; null: all hours are complete."
+    donefile: Donefile | None = Field(
+        "donefile",
+        description="Name of the empty file that marks an hour's folder as complete; or the path of one file that "
+        "lists the complete folders; null: all hours are complete.",
     )
     slot_conf: Place | None = Field(
         None, description="File with one slot number per line: the slots to use (slots, paddlerec)."
@@ -224,7 +227,9 @@ class DataSection(Section):
     delimiter: Separator = Field(",", description="Column separator (csv).")
     header: bool = Field(True, description="Whether the first line names the columns (csv).")
     columns: Annotated[tuple[str, ...], Field(min_length=1)] | None = Field(
-        None, description="Column names, if header is false (csv)."
+        None,
+        description="Column names, if header is false (csv); names of the values before the first slot of a line "
+        "(slots, where null is [show, click]; paddlerec).",
     )
     missing: Texts = Field((), description="Texts that mean a missing value, besides the empty text (csv).")
     fields: dict[str, FieldConfig] = Field(
@@ -302,7 +307,7 @@ class DataSection(Section):
             "modulo": ["slots", "paddlerec"],
             "delimiter": ["csv"],
             "header": ["csv"],
-            "columns": ["csv"],
+            "columns": ["csv", "slots", "paddlerec"],
             "missing": ["csv"],
         }
         for c in only_for(self, "format", self.format or "a custom reader", keys):
@@ -352,6 +357,7 @@ class DataSection(Section):
                     yield c._replace(key=("fields", key, *c.key), also=("format", "reader"))
         yield from self._check_names(effective)
         yield from self._check_kinds(effective)
+        yield from self._check_targets_of_lines(effective)
 
     def _effective_fields(self) -> dict[str, _EffectiveField]:
         """Every field that is known before reading. A glob matches the format's fields that are not named."""
@@ -394,15 +400,6 @@ class DataSection(Section):
                     ("format", "reader"),
                 )
         labels = {name: one for name, one in effective.items() if one.kind == "label"}
-        source = {"slots": "show and click", "paddlerec": "click"}.get(self.format or "")
-        for name, label in labels.items():
-            if source is not None and label.column != source:
-                yield Complaint(
-                    ("fields", label.key),
-                    f"makes {name} a label, but the format {self.format} has its own: {source}.",
-                    "Remove it.",
-                    ("format", "reader"),
-                )
         built_in = next((name for name, kind in _built_in_fields(self.format) if kind == "label"), None)
         if not labels and built_in is not None:
             key = effective[built_in].key
@@ -412,7 +409,7 @@ class DataSection(Section):
                 "Remove it." if key == built_in else f"Narrow the glob, or add {built_in}: label.",
                 ("format", "reader"),
             )
-        elif not labels and self.format != "slots":
+        elif not labels and (self.format != "slots" or "click" not in self._first_columns):
             yield Complaint(
                 ("fields",),
                 "has no label, and this format has none of its own.",
@@ -428,15 +425,42 @@ class DataSection(Section):
                 ("format", "reader"),
             )
 
+    @property
+    def _first_columns(self) -> tuple[str, ...]:
+        """The values before the first slot of a line of slots."""
+        return self.columns or ("show", "click")
+
+    def _check_targets_of_lines(self, effective: Mapping[str, _EffectiveField]) -> Iterator[Complaint]:
+        """Check that a line can hold the label, weight and time: by name, or before its first slot."""
+        first = self._first_columns
+        for name, one in effective.items():
+            if one.kind not in ("label", "weight", "time"):
+                continue
+            if self.format == "paddlerec" and one.column.isdigit():
+                yield Complaint(
+                    ("fields", one.key),
+                    f"makes {name} a {one.kind}, but {one.column} is a slot. Allowed: the name of a token.",
+                    "Remove it, or give column: the name before its colon, such as conversion.",
+                    ("format",),
+                )
+            elif self.format == "slots" and one.column not in first:
+                yield Complaint(
+                    ("fields", one.key),
+                    f"makes {name} a {one.kind}, but a line of slots begins with {', '.join(first)}.",
+                    "Remove it, or name all values before the first slot: "
+                    f"columns: [{', '.join((*first, one.column))}].",
+                    ("format", "columns"),
+                )
+
     def _check_column(self, name: str, field: FieldConfig) -> Iterator[Complaint]:
         """Check that a field's column exists, if the columns are known before reading."""
-        known = self.columns
-        if self.format == "criteo":
+        known = self.columns if self.format == "csv" else None
+        if self.format in ("criteo", "intel_tfrecord"):
             known = tuple(name for name, _ in _built_in_fields(self.format))
         column = field.column or name
         if known is None or column in known:
             return
-        if self.format == "criteo" and field.column is None and any(fnmatchcase(k, name) for k in known):
+        if self.format != "csv" and field.column is None and any(fnmatchcase(k, name) for k in known):
             return
         near = get_close_matches(column, known, n=1, cutoff=0.6)
         yield Complaint(
@@ -459,7 +483,7 @@ def _built_in_fields(format_name: Format | None) -> list[tuple[str, Kind]]:
     """The built-in fields of a format, as far as they are known before reading."""
     if format_name == "paddlerec":
         return [("click", "label")]
-    if format_name != "criteo":
+    if format_name not in ("criteo", "intel_tfrecord"):
         return []
     from clickline.records import CRITEO_FIELDS  # imports numpy, which other configs do not need
 

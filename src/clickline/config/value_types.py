@@ -219,6 +219,12 @@ Place = Annotated[
     AfterValidator(_absolute),
     as_type("string", _PLACE),
 ]
+Donefile = Annotated[
+    str,
+    Field(min_length=1),
+    AfterValidator(lambda text, info: _absolute(text, info) if "/" in text else text),
+    as_type("string", "the name of a file, or a path (with a slash) or URI"),
+]
 LocalPath = Annotated[
     str,
     Field(min_length=1),

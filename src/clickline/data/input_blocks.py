@@ -15,7 +15,7 @@ from clickline.config.sections import Dates
 from clickline.data.readers import CustomReader, ParquetReader, Reader, RecordIOReader, open_reader
 from clickline.data.readers.reader import BLOCK_BYTES
 from clickline.data.readers.text_blocks import compression_ratio
-from clickline.data.schema import Schema
+from clickline.data.schema import Schema, named_tokens
 from clickline.data.targets import time_unit_detector
 from clickline.errors import DataError, StorageError
 from clickline.progress import Progress
@@ -40,6 +40,7 @@ def reader_from_config(data: DataSection, schema: Schema) -> Reader:
         slots=[int(column) for column in schema.features.columns if column.isdigit()],
         dense=schema.dense,
         modulo=data.modulo,
+        named=named_tokens(data, schema.features),
         block_bytes=min(BLOCK_BYTES, data.shard_size),
     )
 

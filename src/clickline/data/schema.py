@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
@@ -9,6 +10,8 @@ from typing import Literal
 
 from clickline.config import DataSection, FieldConfig
 from clickline.config.sections import is_glob
+from clickline.data.readers.paddlerec_lines import NamedTokens
+from clickline.data.readers.slot_lines import DEFAULT_COLUMNS
 from clickline.data.targets import TargetFields
 from clickline.errors import ConfigError, Mistake
 from clickline.features import DenseField, FeatureSpec, SlotField, slot_number
@@ -89,9 +92,7 @@ def _fields(data: DataSection, slots: Iterable[int], dense: int) -> list[_Field]
 
 
 def _targets(data: DataSection, fields: list[_Field]) -> TargetFields:
-    targets = TargetFields()
-    if data.format == "slots":
-        targets = TargetFields(impressions="show", clicks="click")
+    targets = TargetFields(label="click" if data.format == "slots" else "")
     for field in fields:
         column = field.column or field.name
         if field.kind == "label":
@@ -100,14 +101,18 @@ def _targets(data: DataSection, fields: list[_Field]) -> TargetFields:
             targets = replace(targets, weight=column)
         elif field.kind == "time":
             targets = replace(targets, time=column, time_format=field.time_format, time_unit=field.unit)
+    if data.format == "slots" and "show" in (data.columns or DEFAULT_COLUMNS):
+        return replace(targets, label="", impressions="show", clicks=targets.label)
     return targets
 
 
 def _built_in(format_name: str | None, slots: Iterable[int], dense: int) -> list[_Field]:
-    if format_name == "criteo":
+    if format_name in ("criteo", "intel_tfrecord"):
+        # Intel's preprocessing has scaled the numbers to 0 … 1.
+        transform: Literal["log1p", "none"] = "log1p" if format_name == "criteo" else "none"
         return [
             _Field("label", "label"),
-            *(_Field(f"I{n}", "dense", transform="log1p") for n in range(1, 14)),
+            *(_Field(f"I{n}", "dense", transform=transform) for n in range(1, 14)),
             *(_Field(f"C{n}", slot=n) for n in range(1, 27)),
         ]
     numbered = [_Field(str(n), encoding="feasign", multi=True, slot=n) for n in slots]
@@ -137,6 +142,27 @@ def _slot_field(field: _Field) -> SlotField:
         return SlotField(field.name, column, number, source, buckets=field.buckets)
     multi = field.multi or field.separator is not None
     return SlotField(field.name, column, number, field.encoding, multi, field.separator)
+
+
+def named_tokens(data: DataSection, features: FeatureSpec | None = None) -> NamedTokens:
+    """The tokens of paddlerec lines that are known by name: those of the config, and of `features`."""
+    targets: list[str] = []
+    dense = [] if features is None else [field.column for field in features.dense]
+    slots = (
+        [] if features is None else [field.column for field in features.slots if field.source == "feasign"]
+    )
+    ignored: list[str] = []
+    kinds = {"slot": slots, "dense": dense, "ignore": ignored}
+    for field in _fields(data, (), 0):
+        kinds.get(field.kind, targets).append(field.column or field.name)
+
+    def names(columns: list[str]) -> tuple[str, ...]:
+        return tuple(dict.fromkeys(name for name in columns if not _NUMBERED.fullmatch(name)))
+
+    return NamedTokens(names(targets), names(dense), names(slots), names(ignored), data.columns or ())
+
+
+_NUMBERED = re.compile(r"(dense_)?[0-9]+")
 
 
 def named_slots(fields: Mapping[str, FieldConfig]) -> set[int]:

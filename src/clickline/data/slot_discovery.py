@@ -5,10 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
+from numpy.typing import NDArray
+
+from clickline.config import DataSection
 from clickline.data.input_blocks import Inputs, map_in_order
 from clickline.data.readers import open_reader
 from clickline.data.readers.paddlerec_lines import dense_and_slots_in
 from clickline.data.readers.slot_lines import slots_in
+from clickline.data.schema import named_tokens
 from clickline.machine import cores
 from clickline.progress import Progress
 from clickline.records import Block, SourceFile
@@ -24,8 +29,16 @@ class DiscoveredSlots:
     dense: int
 
 
+def slots_in_block(data: DataSection, payload: NDArray[np.uint8]) -> DiscoveredSlots:
+    """The slots and the number of dense values in one block of slots or paddlerec lines."""
+    if data.format == "slots":
+        return DiscoveredSlots(slots_in(payload, data.columns or ()), 0)
+    dense, slots = dense_and_slots_in(payload, named_tokens(data))
+    return DiscoveredSlots(slots, dense)
+
+
 def discover_slots(
-    format_name: str | None,
+    data: DataSection,
     files: Sequence[SourceFile],
     cache: FileCache,
     storage: Storage,
@@ -34,24 +47,21 @@ def discover_slots(
     slots: bool,
 ) -> DiscoveredSlots:
     """Every slot in the files if `slots` is set, and the number of dense values in their rows."""
-    if format_name != "paddlerec" and not (slots and format_name == "slots"):
+    if data.format != "paddlerec" and not (slots and data.format == "slots"):
         return DiscoveredSlots((), 0)
-    reader = open_reader(str(format_name), ())  # only splits the files into blocks
+    reader = open_reader(str(data.format), ())  # only splits the files into blocks
     inputs = Inputs(files, reader, cache, storage)
 
-    def scan(number: int, block: Block) -> tuple[int, set[int]]:
-        if format_name == "slots":
-            return 0, set(slots_in(block.payload))
-        dense, block_slots = dense_and_slots_in(block.payload)
-        return dense, set(block_slots)
+    def scan(number: int, block: Block) -> DiscoveredSlots:
+        return slots_in_block(data, block.payload)
 
     dense_count = 0
     all_slots: set[int] = set()
     progress.begin("discover slots", total_bytes=inputs.uncompressed_bytes(progress) if slots else None)
     blocks = (block for _, block, _ in inputs.blocks(progress) if block.payload is not None)
-    for block, (dense, block_slots) in map_in_order(scan, blocks, cores()):
-        dense_count = dense_count or dense
-        all_slots |= block_slots
+    for block, found in map_in_order(scan, blocks, cores()):
+        dense_count = dense_count or found.dense
+        all_slots.update(found.slots)
         progress.advance(size=block.size)
         if not slots and dense_count:
             break

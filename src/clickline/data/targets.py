@@ -124,6 +124,15 @@ def _read_counts(
             f"{fields.impressions} is {impressions.values_N[row]}, at most {_MAX_IMPRESSIONS:,} are allowed in one row"
         ),
     )
+    errors += ValidationErrors.where(
+        (impressions.values_N < 1) | (clicks.values_N > impressions.values_N),
+        fields.clicks,
+        "bad label",
+        lambda row: (
+            f"{fields.impressions} is {impressions.values_N[row]} and {fields.clicks} {clicks.values_N[row]}, "
+            f"{fields.impressions} >= 1 and {fields.clicks} <= {fields.impressions} expected"
+        ),
+    )
     return impressions.values_N.astype(np.uint32), clicks.values_N.astype(np.uint32)
 
 

@@ -107,6 +107,7 @@ def _inputs(plan: DeployPlan) -> Iterator[_Problem]:
     named = [
         *(("data.train", pattern) for pattern in config.data.train),
         *(("data.eval", pattern) for pattern in config.data.eval or ()),
+        *(("data.donefile", place) for place in [config.data.donefile] if place and "/" in place),
         *(("data.slot_conf", place) for place in [config.data.slot_conf] if place),
         *(("train.warm_start", place) for place in [config.train.warm_start] if place),
     ]

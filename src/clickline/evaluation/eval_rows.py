@@ -51,7 +51,7 @@ class EvalSource:
             raise ConfigError([Mistake("", 0, "--split", problem, "Remove one of the two.")])
         section = self.config.data
         files = files_from_config(section, data, section.eval_dates or section.dates, storage, progress)
-        dense = discover_slots(section.format, files, self.cache, storage, progress, slots=False).dense
+        dense = discover_slots(section, files, self.cache, storage, progress, slots=False).dense
         schema = Schema(features, target_fields(section), dense)
         return LogRows(data, LabelledLogs.open(section, files, schema, self.cache, storage))
 

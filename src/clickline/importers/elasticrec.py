@@ -24,8 +24,23 @@ class _Export(NamedTuple):
     origin: Origin
 
 
-def elasticrec(data_config: Path, slot_conf: Path, folder: Path) -> ConfigDraft:
-    """A draft config, to be saved in `folder`, from the two files."""
+class ControlOptions(NamedTuple):
+    """The numbers that `elastic-control.sh` takes; None: not given."""
+
+    cpu: int | None = None  # -u
+    mem: int | None = None  # -m, in GB
+    trainer: int | None = None  # -t
+    pserver: int | None = None  # -p
+    cube: int | None = None  # -b
+
+
+_NO_OPTIONS = ControlOptions()
+
+
+def elasticrec(
+    data_config: Path, slot_conf: Path, folder: Path, options: ControlOptions = _NO_OPTIONS
+) -> ConfigDraft:
+    """A draft config, to be saved in `folder`, from the two files and the options of `elastic-control.sh`."""
     draft = ConfigDraft(f"ElasticCTR's {data_config} and {slot_conf}")
     exports = _exports(data_config, draft)
     slots = read_slot_conf(str(slot_conf), read_source(slot_conf).encode())
@@ -67,11 +82,41 @@ def elasticrec(data_config: Path, slot_conf: Path, folder: Path) -> ConfigDraft:
         "Hard-coded in ElasticCTR and not imported: batches of 32 rows, and SGD with learning rate 0.0001 on summed "
         "losses. The defaults of `train` give better models; docs/training.md."
     )
-    draft.hint(
-        "The options of elastic-control.sh: -t is train.workers, -p train.embedding_servers, -b publish.shards, -u and "
-        "-m deploy.resources. ElasticCTR has no gate; `gate: {auc: 0.6}` keeps a worse model from being published."
-    )
+    draft.hint("ElasticCTR has no gate; `gate: {auc: 0.6}` keeps a worse model from being published.")
+    _cluster(draft, options)
     return draft
+
+
+def _cluster(draft: ConfigDraft, options: ControlOptions) -> None:
+    """The cluster that the options describe; without options, training runs on one machine."""
+    if options == _NO_OPTIONS:
+        draft.hint(
+            "With the options of elastic-control.sh (-u, -m, -t, -p, -b), `clickline import elasticrec` also writes "
+            "the keys of its cluster: train.workers, train.embedding_servers, publish.shards, deploy."
+        )
+        return
+
+    def origin(flag: str) -> Origin:
+        return Origin("elastic-control.sh", 0, flag)
+
+    if options.trainer is not None or options.pserver is not None:
+        why = "for one machine: --set train.mode=local"
+        draft.put("train.mode", "cluster", origin("-t" if options.trainer is not None else "-p"), why=why)
+        draft.put("deploy.training.kind", "volcano", why="ElasticCTR installs Volcano")
+    if options.trainer is not None:
+        draft.put("train.workers.min", options.trainer, origin("-t"))
+    if options.pserver is not None:
+        draft.put("train.embedding_servers", options.pserver, origin("-p"))
+    if options.cube is not None:
+        draft.put("publish.shards", options.cube, origin("-b"))
+        draft.put(
+            "deploy.serving.lookup.replicas", 1, origin("-b"), why="one lookup server per shard, like cube"
+        )
+    if options.cpu is not None:
+        draft.put("deploy.resources.ray_worker.cpu", str(options.cpu), origin("-u"))
+    if options.mem is not None:
+        for key in ("memory", "memory_limit"):
+            draft.put(f"deploy.resources.ray_worker.{key}", f"{options.mem}Gi", origin("-m"))
 
 
 def _exports(path: Path, draft: ConfigDraft) -> dict[str, _Export]:

@@ -16,6 +16,9 @@ _NETWORKS = {
     "dcn": "dcn_v2",
 }
 
+_MULTI_TASK = ("esmm", "escm2")  # the models whose rows are slots; those of the others are csv
+_SPLIT_INTERVAL = 5  # minutes, PaddleRec's default
+
 # PaddleRec keys whose value is used unchanged, and our key for each.
 _DIRECT = {
     "runner.train_batch_size": "train.batch_size",
@@ -61,7 +64,6 @@ _NO_COUNTERPART = {
     "runner.use_inference": _EXPORTED,
     "runner.save_inference_feed_varnames": _EXPORTED,
     "runner.save_inference_fetch_varnames": _EXPORTED,
-    "runner.split_interval": _STREAM,
     "runner.split_per_pass": _STREAM,
     "runner.checkpoint_per_pass": _STREAM,
     "runner.save_delta_frequency": "each hour is published as a delta; publish.max_deltas says when a base is due.",
@@ -86,10 +88,8 @@ def paddlerec(config: Path, folder: Path) -> ConfigDraft:
     draft = ConfigDraft(f"PaddleRec's {config}")
     given = _flat(config)
     _network(draft, config)
-    draft.put("data.format", "paddlerec", why="click:0 dense_feature:v … slot:id …")
+    _layout(draft, config)
     _data(draft, given, config, folder)
-    why = "PaddleRec's numbers are scaled but not clipped, and reach hundreds; `none` uses them unchanged"
-    draft.put("data.fields", {"dense_*": "log1p"}, why=why)
     for name, (value, origin) in given.items():
         if name in _DIRECT:
             draft.put(_DIRECT[name], value, origin)
@@ -113,6 +113,7 @@ _HANDLED = (
     "runner.test_data_dir",
     "runner.start_day",
     "runner.end_day",
+    "runner.split_interval",
     "runner.use_fleet",
     "runner.sync_mode",
     "hyper_parameters.optimizer.class",
@@ -173,14 +174,53 @@ def _data(draft: ConfigDraft, given: dict[str, _Value], config: Path, folder: Pa
         if not isinstance(value, str) or not value:
             raise source_error(origin, "is not a folder.", "Give the folder of the rows.")
         place = relative(value, config.parent, folder)
-        hourly = key == "data.train" and "runner.start_day" in given
-        draft.put(key, all_files(f"{place}/{{date}}/{{hour}}" if hourly else place), origin)
+        if key == "data.train" and "runner.start_day" in given:
+            _passes(draft, given, place, origin)
+        else:
+            draft.put(key, all_files(place), origin)
     for name, key in (("runner.start_day", "data.dates.from"), ("runner.end_day", "data.dates.to")):
         if name in given:
             value, origin = given[name]
-            draft.put(
-                key, str(value), origin, why="folders by day and hour; passes of minutes are not supported"
-            )
+            draft.put(key, str(value), origin)
+
+
+def _passes(draft: ConfigDraft, given: dict[str, _Value], place: str, origin: Origin) -> None:
+    """The folders YYYYMMDD/HHMM of the online trainer, one per `split_interval` minutes."""
+    minutes, split = given.get("runner.split_interval", _Value(_SPLIT_INTERVAL, origin))
+    if not isinstance(minutes, int) or not 1 <= minutes <= 60 or 60 % minutes:
+        problem = f"is {minutes}. Allowed: a number of minutes that divides an hour, since models learn hour by hour."
+        raise source_error(split, problem, "Merge the folders into hours, and set it to 60.")
+    folders = [f"{place}/{{date}}/{{hour}}{minute:02}" for minute in range(0, 60, minutes)]
+    draft.put(
+        "data.train",
+        [all_files(one) for one in folders],
+        origin,
+        split,
+        why="an hour is complete when all are",
+    )
+
+
+def _layout(draft: ConfigDraft, config: Path) -> None:
+    """The layout of the rows, which the folder of the model decides."""
+    model = config.absolute().parent.name
+    place = Origin(str(config), 0, "(its folder)")
+    if model == "slot_dnn":
+        draft.put("data.format", "slots", place, why="label:1 feasign:slot …")
+        return
+    if model in _MULTI_TASK:
+        draft.put("data.format", "paddlerec", place, why="sample,click,conversion,slot:feature,…")
+        draft.put("data.columns", ["sample", "click", "conversion"], place)
+        slots = ("109_14", "110_14", "127_14", "150_14")
+        why = "slots without a plain number must be named; click is the label, others are found in the data"
+        draft.put("data.fields", dict.fromkeys(slots, "slot"), place, why=why)
+        draft.hint(
+            "One model learns one task. For conversions after a click, train a second model with `data: {fields: "
+            "{conversion: label, click: weight}}` besides these slots: rows without a click then have weight 0."
+        )
+        return
+    draft.put("data.format", "paddlerec", why="click:0 dense_feature:v … slot:id …")
+    why = "PaddleRec's numbers are scaled but not clipped, and reach hundreds; `none` uses them unchanged"
+    draft.put("data.fields", {"dense_*": "log1p"}, why=why)
 
 
 def _optimizer(draft: ConfigDraft, given: dict[str, _Value]) -> None:

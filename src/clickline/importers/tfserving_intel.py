@@ -1,12 +1,14 @@
 """Imports the kustomize parameters of Intel's Wide & Deep on Kubernetes with TensorFlow Serving.
 
 A line is `NAME=value`, `NAME: value`, a row of the table that `kustomize cfg list-setters` prints, or one of the
-commands `kustomize cfg set . NAME value -R` and `kustomize edit set namespace NAME`.
+commands `kustomize cfg set . NAME value -R`, `kustomize edit set namespace NAME` and `argo submit … -p NAME=value`.
 """
 
 from __future__ import annotations
 
 import re
+import shlex
+from collections.abc import Sequence
 from pathlib import Path, PurePosixPath
 from typing import NamedTuple
 
@@ -20,7 +22,10 @@ _PAIR = re.compile(rf"(?:export +)?({_NAME}) *[=:] *(.*)", re.ASCII)
 _ROW = re.compile(rf"\|? *({_NAME}) *(?:\|| ) *([^|\s]+)(?: *\|.*| +.*)?", re.ASCII)
 _HEAD = re.compile(r"\|? *NAME *\|? *VALUE\b.*")
 _RULE = re.compile(r"[-|+: ]+")
-_PARAMETER_FORMS = "Write NAME=value, or keep the lines of `kustomize cfg set . NAME value -R`."
+_PARAMETER_FORMS = (
+    "Write NAME=value, or keep the lines of `kustomize cfg set . NAME value -R` or "
+    "`argo submit … -p NAME=value`."
+)
 
 _FOLDERS = "datasets, checkpoints and versions are in home."
 _NAMES = "processes run under user and group ids, not names."
@@ -45,10 +50,16 @@ class _Parameter(NamedTuple):
     origin: Origin
 
 
-def tfserving_intel(params: Path) -> ConfigDraft:
-    """A draft config from a parameter file."""
+def tfserving_intel(params: Path, overrides: Sequence[str] = ()) -> ConfigDraft:
+    """A draft config from a parameter file, and from `NAME=value` that override it."""
     draft = ConfigDraft(f"the parameters of Intel's Wide & Deep, {params}")
     given = _parameters(params, draft)
+    for text in overrides:
+        place = Origin("-p", 0, "")
+        name, value = _parameter(text, place)
+        if name in given:
+            draft.skip(given[name].origin, f"is overridden by -p {name}.")
+        given[name] = _Parameter(value, place._replace(key=name))
     draft.put("name", "wide-deep", why="the model name in requests")
     _data(draft, given, params)
     _network(draft)
@@ -81,13 +92,31 @@ def _parameters(path: Path, draft: ConfigDraft) -> dict[str, _Parameter]:
         if not text or text.startswith("#") or _HEAD.fullmatch(text) or _RULE.fullmatch(text):
             continue
         place = Origin(str(path), number, "")
-        name, value = _parameter(text, place)
-        if name in parameters:
-            draft.skip(parameters[name].origin, f"is overridden in line {number}.")
-        parameters[name] = _Parameter(value, place._replace(key=name))
+        for name, value in _line(text, place):
+            if name in parameters:
+                draft.skip(parameters[name].origin, f"is overridden in line {number}.")
+            parameters[name] = _Parameter(value, place._replace(key=name))
     if not parameters:
         raise source_error(Origin(str(path), 0, ""), "contains no parameters.", _PARAMETER_FORMS)
     return parameters
+
+
+def _line(text: str, place: Origin) -> list[tuple[str, str]]:
+    """The parameters of one line: several in `argo submit FILE -n NAMESPACE -p NAME=value …`, else one."""
+    if not text.startswith("argo submit"):
+        return [_parameter(text, place)]
+    try:
+        words = iter(shlex.split(text)[2:])
+    except ValueError:
+        raise source_error(place, "has an unclosed quote.", _PARAMETER_FORMS) from None
+    found = []
+    for word in words:
+        flag, _, value = word.partition("=")
+        if flag in ("-p", "--parameter"):
+            found.append(_parameter(value or next(words, ""), place))
+        elif flag in ("-n", "--namespace"):
+            found.append(("namespace", value or next(words, "")))
+    return found
 
 
 def _parameter(text: str, place: Origin) -> tuple[str, str]:
@@ -114,6 +143,14 @@ def _data(draft: ConfigDraft, given: dict[str, _Parameter], params: Path) -> Non
         )
         raise source_error(place, "is missing or empty.", "Name the folder with train.csv and eval.csv.")
     folder, origin = given["DATASET_DIR"]
+    if folder.endswith(".tfrecords"):
+        why = "the records of preprocess_csv_tfrecords.py: scaled numbers, hash buckets"
+        draft.put("data.format", "intel_tfrecord", origin, why=why)
+        draft.put("data.train", folder, origin)
+        eval_name = PurePosixPath(folder).name.replace("train", "eval")
+        if eval_name != PurePosixPath(folder).name:
+            draft.put("data.eval", str(PurePosixPath(folder).with_name(eval_name)), origin)
+        return
     draft.put(
         "data.format", "criteo", why="label, I1 … I13, C1 … C26, comma-separated, as in Intel's csv files"
     )

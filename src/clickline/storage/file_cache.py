@@ -52,10 +52,12 @@ class CacheStatus:
     """The status of a set of files, as `clickline cache status` shows it."""
 
     files: int
+    ready_files: int  # local, or with a complete copy
     total_bytes: int
     cached_bytes: int
     available_bytes: int
     phase: CachePhase
+    since: float | None  # unix time of the oldest complete copy
 
 
 @dataclass(frozen=True)
@@ -116,7 +118,18 @@ class FileCache:
                 phase = CachePhase.PARTIAL if any(cached) or any(complete) else CachePhase.NOT_CACHED
             room = self._capacity - sum(entry.reserved_bytes() for entry in self._entries())
             available = min(max(0, room), self._free_on_disk())
-        return CacheStatus(len(files), sum(file.size for file in files), sum(cached), available, phase)
+            copied = [
+                entry.data.stat().st_mtime for entry, done in zip(entries, complete, strict=True) if done
+            ]
+        return CacheStatus(
+            files=len(files),
+            ready_files=len(files) - len(remote) + sum(complete),
+            total_bytes=sum(file.size for file in files),
+            cached_bytes=sum(cached),
+            available_bytes=available,
+            phase=phase,
+            since=min(copied, default=None),
+        )
 
     def prefetch(self, files: Sequence[SourceFile], progress: Progress | None = None) -> None:
         """Download every file that is not cached yet."""

@@ -15,6 +15,12 @@ from typing import Literal, Protocol
 from clickline.errors import ConfigError, HourNotReady, Mistake, SourceNotFound
 from clickline.progress import Progress
 from clickline.records import SourceFile
+from clickline.storage.donefile_list import (
+    is_donefile_list,
+    is_listed,
+    path_without_host,
+    paths_in_donefile,
+)
 from clickline.storage.filesystems import protocol_of
 from clickline.storage.glob_patterns import fixed_prefix, is_glob, remove_escaped, unescape
 from clickline.storage.redaction import redacted
@@ -88,7 +94,8 @@ def resolve_files(
 ) -> list[SourceFile]:
     """The files of all patterns, each once, sorted by hour and URI.
 
-    An hour of a {date}/{hour} pattern is ready if its folder has the `donefile`, or exists if none is configured.
+    An hour of a {date}/{hour} pattern is ready if its folder has the `donefile`, or is listed in it if `donefile` is a
+    path, or exists if none is configured.
     Other hours are waited for and then raise HourNotReady; they are never skipped.
     """
     progress = progress or Progress()
@@ -169,7 +176,7 @@ def hour_label(hour: int, step: int) -> str:
 
 def hour_is_complete(storage: Storage, patterns: Sequence[str], donefile: str | None, hour: int) -> bool:
     """Whether the hour, or day, that begins at `hour` is complete in all patterns; StorageError if that is unknown."""
-    return all(_ready(storage, period, donefile) for period in _periods_of_hour(patterns, hour))
+    return not _not_ready(storage, _periods_of_hour(patterns, hour), donefile)
 
 
 def hour_files(
@@ -177,13 +184,12 @@ def hour_files(
 ) -> list[SourceFile]:
     """The files of one hour or day, without the donefile; HourNotReady if it is not complete."""
     periods = _periods_of_hour(patterns, hour)
-    for period in periods:
-        if not _ready(storage, period, donefile):
-            missing = f"its donefile {donefile}" if donefile else "its folder"
-            raise HourNotReady(
-                f"{period.label} of {_display(period.source)} is not complete: {missing} is missing. "
-                "Wait until it arrives."
-            )
+    for period in _not_ready(storage, periods, donefile):
+        missing = f"its {_marker(donefile)}" if donefile else "its folder"
+        raise HourNotReady(
+            f"{period.label} of {_display(period.source)} is not complete: {missing} is missing. "
+            "Wait until it arrives."
+        )
     return _deduplicate(_dated_files(storage, periods, donefile, progress))
 
 
@@ -247,9 +253,9 @@ def _wait_until_ready(
 ) -> None:
     """Poll until every period is ready, or the time is over: then raise HourNotReady."""
     deadline = clock.monotonic() + wait_seconds
-    missing = f"the donefile {donefile}" if donefile else "its folder"
+    missing = f"the {_marker(donefile)}" if donefile else "its folder"
     logged = ""
-    while pending := [period for period in pending if not _ready(storage, period, donefile)]:
+    while pending := _not_ready(storage, pending, donefile):
         hours = " and ".join(
             f"{_format_periods(list(same))} of {_display(source)}"
             for source, same in groupby(pending, key=lambda period: period.source)
@@ -267,13 +273,29 @@ def _wait_until_ready(
         clock.sleep(min(_POLL_SECONDS, left))
 
 
-def _ready(storage: Storage, period: _Period, donefile: str | None) -> bool:
+def _not_ready(storage: Storage, periods: list[_Period], donefile: str | None) -> list[_Period]:
+    listed = (
+        paths_in_donefile(storage, donefile) if donefile is not None and is_donefile_list(donefile) else None
+    )
+    return [period for period in periods if not _ready(storage, period, donefile, listed)]
+
+
+def _ready(storage: Storage, period: _Period, donefile: str | None, listed: set[str] | None) -> bool:
     if period.file_is_dated and not storage.list(period.pattern):
         return False
     if donefile is None:
         return bool(storage.list(period.pattern) or storage.folders(period.folder))
+    if listed is not None and period.file_is_dated:
+        files = [path_without_host(file.uri) for file in storage.list(period.pattern)]
+        return all(is_listed(file, listed) for file in files)
     folders = storage.folders(period.folder) if is_glob(period.folder) else [unescape(period.folder)]
+    if listed is not None:
+        return bool(folders) and all(is_listed(path_without_host(folder), listed) for folder in folders)
     return bool(folders) and all(storage.describe(storage.join(folder, donefile)) for folder in folders)
+
+
+def _marker(donefile: str) -> str:
+    return f"line in {redacted(donefile)}" if is_donefile_list(donefile) else f"donefile {donefile}"
 
 
 def _format_periods(periods: list[_Period]) -> str:

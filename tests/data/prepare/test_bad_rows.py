@@ -196,3 +196,14 @@ def test_a_custom_time_format(project):
     project.configure({"format": "csv", "train": "a.csv", "fields": fields})
     hours = project.table(project.prepare()).column("event_hour").to_pylist()
     assert hours[1] - hours[0] == 23
+
+
+def test_more_conversions_than_impressions_are_a_bad_label(project):
+    project.write("a.txt", "1 1 1 5:7\n1 1 2 5:7\n")
+    data = {"format": "slots", "train": "a.txt", "columns": ["show", "click", "conversion"]}
+    project.configure(data | {"fields": {"conversion": "label"}, "max_bad_ratio": 1})
+    result = project.prepare()
+    assert project.table(result).num_rows == 1
+    (bad,) = quarantine(result)
+    assert bad["reason"] == "bad label"
+    assert "show is 1 and conversion 2, show >= 1 and conversion <= show expected" in bad["detail"]

@@ -67,6 +67,47 @@ def test_one_log_has_the_same_ids_as_criteo_text_slot_lines_paddlerec_lines_and_
     assert min(csv.column("event_hour").to_pylist()) > 400_000
 
 
+def test_each_task_of_slot_lines_can_be_the_label(project):
+    lines = [(1, 1, 1), (1, 1, 0), (1, 0, 0), (4, 2, 1)]
+    project.write("a.txt", "".join(f"{s} {c} {v} 1{i}:7 5:8\n" for i, (s, c, v) in enumerate(lines)))
+    data = {"format": "slots", "train": "a.txt", "columns": ["show", "click", "conversion"]}
+    project.configure(data)
+    click = project.table(project.prepare())
+    project.configure(data | {"fields": {"conversion": "label"}})
+    conversion = project.table(project.prepare())
+    assert click.column("label").to_pylist() == [1, 1, 0, 0.5]
+    assert conversion.column("label").to_pylist() == [1, 0, 0, 0.25]
+    assert conversion.column("weight").to_pylist() == [1, 1, 1, 4]
+    assert conversion.column("7").equals(click.column("7"))
+    assert len(set(map(str, click.column("7").to_pylist()))) == 4
+
+
+def test_conversions_after_a_click_are_learned_from_the_clicked_rows(project):
+    """The rows of PaddleRec's ESMM: sample, click, conversion, then slot:feature, separated by commas."""
+    project.write("a.txt", "1,1,1,210:1,210:2,150_14:18\n2,1,0,210:2\n3,0,0,210:1,150_14:19\n")
+    data = {"format": "paddlerec", "train": "a.txt", "columns": ["sample", "click", "conversion"]}
+    fields = {"click": "weight", "conversion": "label", "150_14": "slot"}
+    project.configure(data | {"fields": fields})
+    table = project.table(project.prepare())
+    assert table.column("label").to_pylist() == [1, 0, 0]
+    assert table.column("weight").to_pylist() == [1, 1, 0]
+    assert [len(ids) for ids in table.column("210").to_pylist()] == [2, 1, 1]
+    assert len(set(map(str, table.column("150_14").to_pylist()))) == 3  # two values, and the id of a missing one
+
+
+def test_named_tokens_of_paddlerec_lines_are_labels_and_weights(project):
+    project.write(
+        "a.txt",
+        "click:1 conversion:1 ins_weight:0.5 dense_feature:2 3:9\nclick:1 conversion:0 ins_weight:2 dense_feature:1 3:8\n",
+    )
+    fields = {"click": "ignore", "conversion": "label", "ins_weight": "weight"}
+    project.configure({"format": "paddlerec", "train": "a.txt", "fields": fields})
+    table = project.table(project.prepare())
+    assert table.column("label").to_pylist() == [1, 0]
+    assert table.column("weight").to_pylist() == [0.5, 2]
+    assert table.column_names[-2:] == ["dense_1", "3"]
+
+
 def test_a_number_can_be_a_float_and_a_slot_at_once(project, criteo_line):
     project.write("a.tsv", "".join(criteo_line(row % 2, row, I1=row) for row in range(100)))
     fields = {

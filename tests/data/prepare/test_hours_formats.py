@@ -275,3 +275,15 @@ def test_damage_is_reported_and_rows_before_it_are_kept(project, hourly):
     assert found.dataset.splits["train"].rows > 1000
     (said,) = project.heard.said
     assert said.startswith("data.train: truncated")
+
+
+def test_an_hour_is_prepared_once_a_list_of_complete_folders_names_it(project, hourly):
+    """The lines of cube's donefile/base.txt."""
+    hours = hourly("slots", rows=300, hours=2, donefile="logs/donefile/base.txt")
+    with pytest.raises(HourNotReady, match=r"20260101/00 of .* its line in .*donefile/base.txt is missing"):
+        hours.prepare(0, None)
+    folder = hours.logs / "20260101" / "00"
+    project.write("logs/donefile/base.txt", json.dumps({"id": "1", "key": "1", "input": str(folder)}) + "\n")
+    assert rows_of(hours.prepare(0, None)).num_rows > 100
+    with pytest.raises(HourNotReady):
+        hours.prepare(1, None)

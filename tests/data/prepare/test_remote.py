@@ -82,16 +82,17 @@ def test_cache_status_prefetch_and_clear(project, bucket):
 
     header, before = cache("status").splitlines()
     assert header.split("   ")[0].strip() == "NAME"
-    assert [name in header for name in ("FILES", "TOTAL SIZE", "CACHED SIZE", "AVAIL SPACE", "PHASE")] == [
-        True
-    ] * 5
-    assert before.endswith("NotCached")
+    wanted = ("FILES", "TOTAL SIZE", "CACHED SIZE", "AVAIL SPACE", "PHASE", "AGE")
+    assert [name for name in wanted if name not in header] == []
+    assert "NotCached" in before and before.endswith("-") and " 0/3 " in before
     cache("prefetch")
-    assert cache("status").splitlines()[1].endswith("Ready")
+    ready = cache("status").splitlines()[1]
+    assert " Ready " in ready and ready.endswith(" s") and " 3/3 " in ready
     (row,) = json.loads(cache("status", "--json"))
-    assert row["files"] == 3
+    assert (row["files"], row["ready_files"]) == (3, 3)
+    assert 0 <= row["age_seconds"] < 600
     cache("clear")
-    assert cache("status").splitlines()[1].endswith("NotCached")
+    assert "NotCached" in cache("status").splitlines()[1]
 
 
 def test_the_cache_may_be_smaller_than_the_data(project, bucket):

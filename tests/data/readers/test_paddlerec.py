@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from whole_file import read
 
-from clickline.data.readers.paddlerec_lines import PaddleRecReader, dense_and_slots_in
+from clickline.data.readers.paddlerec_lines import NamedTokens, PaddleRecReader, dense_and_slots_in
 
 
 def number(token: bytes) -> int | None:
@@ -23,7 +24,7 @@ def by_hand(
 ) -> tuple[list[tuple[int, dict[str, Any]]], list[tuple[int, str]]]:
     rows, bad = [], []
     for at, line in enumerate(text.split(b"\n"), start=1):
-        tokens = [t for t in line.replace(b"\r", b" ").replace(b"\t", b" ").split(b" ") if t]
+        tokens = [t for t in re.split(rb"[ \t\r,]", line) if t]
         if tokens:
             found = line_by_hand(tokens, dense, slots, modulo)
             if isinstance(found, str):
@@ -41,9 +42,9 @@ def line_by_hand(
     for token in tokens:
         key, colon, value = token.partition(b":")
         if key == b"click" and colon:
-            if number(value) not in (0, 1):
+            if clicks:
                 return "bad label"
-            clicks.append(number(value))
+            clicks.append(value)
         elif key == b"dense_feature" and colon:
             numbers.append(value)
         else:
@@ -78,6 +79,8 @@ token_texts = st.one_of(
             b"3:",
             b":3",
             b"1:2:3",
+            b"1_4:3",
+            b"1,2:3",
         ]
     ),
     st.binary(max_size=4),
@@ -127,15 +130,15 @@ def test_a_line_with_too_few_dense_values_says_how_many(tmp_path: Path):
     path = tmp_path / "log.txt"
     path.write_bytes(b"click:1 dense_feature:1 2:3\nclick:1 dense_feature:1 dense_feature:2 2:3\n")
     rows, (bad,) = read(PaddleRecReader(dense=2, slots=(2,)), path)
-    assert rows == [(2, {"click": 1, "dense_1": b"1", "dense_2": b"2", "2": [3]})]
+    assert rows == [(2, {"click": b"1", "dense_1": b"1", "dense_2": b"2", "2": [3]})]
     assert (bad.line, bad.reason, bad.detail) == (1, "wrong column count", "1 dense values, 2 expected")
 
 
 @pytest.mark.parametrize(
     ("line", "reason", "said"),
     [
-        (b"1:5", "bad label", "one click:0 or click:1"),
-        (b"click:0 click:1", "bad label", "one click:0 or click:1"),
+        (b"1:5", "bad label", "one click:…"),
+        (b"click:0 click:1", "bad label", "one click:…"),
         (b"click:0 user:5", "not a number", "slot:feasign"),
     ],
 )
@@ -162,3 +165,46 @@ def test_the_real_paddlerec_lines(real_data: Path):
     assert bad == []
     assert (rows, []) == by_hand(path.read_bytes(), 13, slots, None)
     assert len(rows) == 80
+
+
+def test_named_tokens_are_labels_weights_numbers_and_slots(tmp_path: Path):
+    path = tmp_path / "log.txt"
+    path.write_bytes(
+        b"click:1 conversion:0 weight:0.5 price:1e2 7:9 1_4:22 1_4:23 user:5 note:x\n"
+        b"user:6 conversion:1 weight:2 note: click:1\n"
+        b"click:1 weight:1 7:9\n"
+    )
+    named = NamedTokens(
+        targets=("conversion", "weight"), dense=("price",), slots=("1_4", "user"), ignored=("click", "note")
+    )
+    rows, (bad,) = read(PaddleRecReader(dense=0, slots=(7,), named=named), path)
+    first = {"conversion": b"0", "weight": b"0.5", "price": b"1e2", "7": [9], "1_4": [22, 23], "user": [5]}
+    second = {"conversion": b"1", "weight": b"2", "price": b"", "7": [], "1_4": [], "user": [6]}
+    assert rows == [(1, first), (2, second)]
+    assert (bad.line, bad.reason) == (3, "bad label")
+    assert bad.detail == "a line must have one conversion:… and weight:…"
+    assert dense_and_slots_in(np.fromfile(path, np.uint8), named) == (0, (7,))
+
+
+def test_the_lines_of_paddlerecs_multi_task_models(tmp_path: Path):
+    """ESMM and ESCM2: sample, click, conversion, then slot:feature, all separated by commas."""
+    path = tmp_path / "small.txt"
+    path.write_bytes(b"1,1,0,210:1,210:2,150_14:18,301:5\n2,0,0,301:5\n3,1\n4\n")
+    named = NamedTokens(
+        targets=("conversion", "click"), slots=("150_14",), columns=("sample", "click", "conversion")
+    )
+    rows, bad = read(PaddleRecReader(dense=0, slots=(210, 301), named=named), path)
+    assert rows == [
+        (1, {"click": b"1", "conversion": b"0", "210": [1, 2], "301": [5], "150_14": [18]}),
+        (2, {"click": b"0", "conversion": b"0", "210": [], "301": [5], "150_14": []}),
+    ]
+    assert [(one.line, one.reason) for one in bad] == [(3, "bad label"), (4, "bad label")]
+    assert bad[0].detail == "a line must have the columns sample, click, conversion at its beginning"
+    assert dense_and_slots_in(np.fromfile(path, np.uint8), named) == (0, (210, 301))
+
+
+def test_a_name_that_is_not_declared_says_what_to_do(tmp_path: Path):
+    path = tmp_path / "log.txt"
+    path.write_bytes(b"click:0 conversion:1 1:5")
+    _, (bad,) = read(PaddleRecReader(dense=0, slots=(1,)), path)
+    assert "its name is not in data.fields (as label, weight, time, slot, dense or ignore)" in bad.detail

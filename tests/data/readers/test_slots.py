@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,7 @@ def number(token: bytes) -> int | None:
 
 def line_by_hand(line: bytes) -> tuple[int, int, list[tuple[int, int]]] | str | None:
     """(show, click, [(slot, feasign)]), or the reason why not, or None for an empty line."""
-    tokens = line.replace(b"\r", b" ").replace(b"\t", b" ").split(b" ")
+    tokens = re.split(rb"[ \t\r,]", line)
     tokens = [token for token in tokens if token]
     if not tokens:
         return None
@@ -147,6 +148,21 @@ def test_a_complete_line(tmp_path: Path):
         (1, {"show": 10, "click": 3, "2": [5, 2**64 - 1], "7": [None]}),
         (2, {"show": 1, "click": 1, "2": [], "7": [8]}),
     ]
+
+
+def test_lines_of_several_tasks_begin_with_several_labels(tmp_path: Path):
+    path = tmp_path / "log.txt"
+    path.write_bytes(b"1 1 0 5:2\n1:1 0:2 1:3 7:2\n3,2,1,6:2\n1 0 x:2\n1 0\n")
+    columns = ("show", "click", "conversion")
+    rows, bad = read(SlotReader(slots=(2,), columns=columns), path)
+    assert rows == [
+        (1, {"show": 1, "click": 1, "conversion": 0, "2": [5]}),
+        (2, {"show": 1, "click": 0, "conversion": 1, "2": [7]}),
+        (3, {"show": 3, "click": 2, "conversion": 1, "2": [6]}),
+    ]
+    assert [(one.line, one.reason) for one in bad] == [(4, "bad label"), (5, "bad label")]
+    assert "the integers show, click, conversion" in bad[0].detail
+    assert slots_in(np.fromfile(path, np.uint8), columns) == (2,)
 
 
 def test_a_feasign_that_modulo_makes_zero_is_missing(tmp_path: Path):

@@ -187,7 +187,7 @@ def _open_logs(
 ) -> LabelledLogs:
     """Open the files, read as configured, with the fields that the server's model uses."""
     data = config.data
-    dense = discover_slots(data.format, files, cache, storage, progress, slots=False).dense
+    dense = discover_slots(data, files, cache, storage, progress, slots=False).dense
     schema = build_schema(
         data, [int(name) for name in served.inputs if name.isascii() and name.isdigit()], dense
     )

@@ -157,7 +157,7 @@ class DatasetBuilder:
         if data.format not in ("slots", "paddlerec"):
             return build_schema(data)
         detect = data.slot_conf is None
-        discovered = discover_slots(data.format, train, self.cache, self.storage, progress, slots=detect)
+        discovered = discover_slots(data, train, self.cache, self.storage, progress, slots=detect)
         if data.slot_conf is not None:
             slots = read_slot_conf(data.slot_conf, self.storage.read(data.slot_conf))
         elif discovered.slots or data.fields:

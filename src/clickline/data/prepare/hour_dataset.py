@@ -177,7 +177,7 @@ def _schema_for(
     if data.format not in ("slots", "paddlerec"):
         return schema
     detect = data.slot_conf is None  # else the user has chosen the slots
-    discovered = discover_slots(data.format, files, builder.cache, builder.storage, progress, slots=detect)
+    discovered = discover_slots(data, files, builder.cache, builder.storage, progress, slots=detect)
     if discovered.slots:
         known = [int(column) for column in features.columns if column.isdigit()]
         slots = build_schema(

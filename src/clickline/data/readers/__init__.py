@@ -7,7 +7,8 @@ from pathlib import Path
 
 from clickline.data.readers.custom_reader import CustomReader
 from clickline.data.readers.delimited import CriteoReader, CsvReader
-from clickline.data.readers.paddlerec_lines import PaddleRecReader
+from clickline.data.readers.intel_tfrecord import IntelTFRecordReader
+from clickline.data.readers.paddlerec_lines import CLICK_ONLY, NamedTokens, PaddleRecReader
 from clickline.data.readers.parquet import ParquetReader
 from clickline.data.readers.reader import BLOCK_BYTES, Reader
 from clickline.data.readers.recordio import RecordIOReader
@@ -27,6 +28,7 @@ def open_reader(
     slots: Sequence[int] = (),
     dense: int = 0,
     modulo: int | None = None,
+    named: NamedTokens = CLICK_ONLY,
     block_bytes: int = BLOCK_BYTES,
 ) -> Reader:
     """The reader of a format, given by its name or by the path of a custom reader."""
@@ -44,13 +46,15 @@ def open_reader(
             block_bytes=block_bytes,
         )
     if log_format == "slots":
-        return SlotReader(slots=slots, modulo=modulo, block_bytes=block_bytes)
+        return SlotReader(slots=slots, columns=columns, modulo=modulo, block_bytes=block_bytes)
     if log_format == "paddlerec":
-        return PaddleRecReader(dense=dense, slots=slots, modulo=modulo, block_bytes=block_bytes)
+        return PaddleRecReader(dense=dense, slots=slots, named=named, modulo=modulo, block_bytes=block_bytes)
     if log_format == "parquet":
         return ParquetReader(columns_wanted, block_bytes=block_bytes)
     if log_format == "recordio":
         return RecordIOReader(columns_wanted, block_bytes=block_bytes)
     if log_format == "tfrecord":
         return TFRecordReader(columns_wanted, block_bytes=block_bytes)
+    if log_format == "intel_tfrecord":
+        return IntelTFRecordReader(block_bytes=block_bytes)
     raise ValueError(f"{log_format!r} is not a log format")

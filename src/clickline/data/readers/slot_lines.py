@@ -1,13 +1,14 @@
 """Reads lines of `show click feasign:slot feasign:slot …`, the slot data of ElasticCTR and PaddleRec.
 
 The first token may also be the label as `0:1` or `1:1` (PaddleRec's slot_dnn), which stands for one impression.
+Lines of several tasks begin with other columns, as integers or as `label:number`: `show click conversion …`.
 Feasigns are u64 and come before their slot; a slot may occur several times in a line, or not at all;
 feasign 0 is a missing value.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -21,6 +22,7 @@ from clickline.numba_cache import njit
 from clickline.records import Block, IntegerColumn, RawRows
 
 COLON = np.uint8(ord(":"))
+DEFAULT_COLUMNS = ("show", "click")
 
 _GOOD, _LABEL, _TOKEN = 0, 1, 2
 _MAX_LISTED_MISTAKES = 10
@@ -30,13 +32,20 @@ _MAX_U64 = np.uint64(2**64 - 1)
 class SlotReader:
     """Reads the chosen slots of each line.
 
-    Columns: `show`, `click`, and one per slot, named after its number. Feasigns are reduced by `modulo` first.
+    Columns: `columns`, which a line begins with (`show` and `click` if none are given), and one per slot, named after
+    its number. Feasigns are reduced by `modulo` first.
     """
 
     def __init__(
-        self, *, slots: Sequence[int], modulo: int | None = None, block_bytes: int = BLOCK_BYTES
+        self,
+        *,
+        slots: Sequence[int],
+        columns: Sequence[str] = (),
+        modulo: int | None = None,
+        block_bytes: int = BLOCK_BYTES,
     ) -> None:
-        self._slots = slots
+        self._slots = {slot: str(slot) for slot in slots}
+        self._columns = columns
         self._modulo = modulo or 0
         self._block_bytes = block_bytes
 
@@ -45,57 +54,64 @@ class SlotReader:
 
     def parse(self, block: Block) -> RawRows:
         data: NDArray[np.uint8] = block.payload
+        tokens = _Tokens(data, block.first_line, len(self._columns), self._modulo)
+
+        def describe(code: int) -> tuple[str, str]:
+            if code == _LABEL:
+                return BAD_LABEL, f"a line must begin with {_expected(self._columns)}"
+            return NOT_A_NUMBER, "a token is not feasign:slot with two integers below 2**64"
+
+        return RawRows(
+            rows=tokens.rows,
+            columns={
+                **{
+                    name: unsigned_column(tokens.columns_CR[c, : tokens.rows])
+                    for c, name in enumerate(self._columns or DEFAULT_COLUMNS)
+                },
+                **slot_columns(self._slots, tokens.slots_T, tokens.values_T, tokens.offsets_R1),
+            },
+            lines_B=tokens.lines_R[: tokens.rows],
+            bad=bad_rows(block, data, tokens.bad_L4, describe),
+        )
+
+
+def _expected(columns: Sequence[str]) -> str:
+    if columns:
+        return f"the integers {', '.join(columns)}, or label:number with such integers"
+    return "integers show >= 1 and click <= show, or with 0:1 or 1:1"
+
+
+def slots_in(payload: NDArray[np.uint8], columns: Sequence[str] = ()) -> tuple[int, ...]:
+    """The slots in a block's good rows, sorted."""
+    return distinct_slots(_Tokens(payload, 1, len(columns), 0).slots_T)
+
+
+class _Tokens:
+    """The tokens of a block, in arrays trimmed to their length; `columns` is 0 for show and click."""
+
+    def __init__(self, data: NDArray[np.uint8], first_line: int, columns: int, modulo: int) -> None:
         lines = count_byte(data, NEWLINE) + 1
-        impressions_R, clicks_R = np.empty(lines, np.uint64), np.empty(lines, np.uint64)
-        lines_R = np.empty(lines, np.int64)
-        bad_L4 = np.empty((lines, 4), np.int64)
         tokens = count_byte(data, COLON)
+        self.columns_CR = np.empty((columns or len(DEFAULT_COLUMNS), lines), np.uint64)
+        self.lines_R = np.empty(lines, np.int64)
         slots_T, values_T = np.empty(tokens, np.uint64), np.empty(tokens, np.uint64)
         offsets_R1 = np.zeros(lines + 1, np.int64)
-        modulo = np.uint64(self._modulo)
-        rows, bad = _read_lines(
+        bad_L4 = np.empty((lines, 4), np.int64)
+        self.rows, bad = _read_lines(
             data,
-            block.first_line,
-            modulo,
-            impressions_R,
-            clicks_R,
-            lines_R,
+            first_line,
+            np.uint64(modulo),
+            columns,
+            self.columns_CR,
+            self.lines_R,
             slots_T,
             values_T,
             offsets_R1,
             bad_L4,
         )
-        slots_T, values_T = slots_T[: offsets_R1[rows]], values_T[: offsets_R1[rows]]
-        return RawRows(
-            rows=rows,
-            columns={
-                "show": unsigned_column(impressions_R[:rows]),
-                "click": unsigned_column(clicks_R[:rows]),
-                **slot_columns(self._slots, slots_T, values_T, offsets_R1[: rows + 1]),
-            },
-            lines_B=lines_R[:rows],
-            bad=bad_rows(block, data, bad_L4[:bad], _describe),
-        )
-
-
-def _describe(code: int) -> tuple[str, str]:
-    if code == _LABEL:
-        return BAD_LABEL, "a line must begin with integers show >= 1 and click <= show, or with 0:1 or 1:1"
-    return NOT_A_NUMBER, "a token is not feasign:slot with two integers below 2**64"
-
-
-def slots_in(payload: NDArray[np.uint8]) -> tuple[int, ...]:
-    """The slots in a block's good rows, sorted."""
-    lines = count_byte(payload, NEWLINE) + 1
-    tokens = count_byte(payload, COLON)
-    slots_T, offsets_R1 = np.empty(tokens, np.uint64), np.zeros(lines + 1, np.int64)
-    counts_R, lines_R = np.empty(lines, np.uint64), np.empty(lines, np.int64)
-    bad_L4 = np.empty((lines, 4), np.int64)
-    unused_T = np.empty(tokens, np.uint64)
-    rows, _ = _read_lines(
-        payload, 1, np.uint64(0), counts_R, counts_R, lines_R, slots_T, unused_T, offsets_R1, bad_L4
-    )
-    return distinct_slots(slots_T[: offsets_R1[rows]])
+        self.offsets_R1 = offsets_R1[: self.rows + 1]
+        self.slots_T, self.values_T = slots_T[: self.offsets_R1[-1]], values_T[: self.offsets_R1[-1]]
+        self.bad_L4 = bad_L4[:bad]
 
 
 def read_slot_conf(file: str, content: bytes) -> tuple[int, ...]:
@@ -131,13 +147,15 @@ def unsigned_column(values_B: NDArray[np.uint64]) -> IntegerColumn:
 
 
 def slot_columns(
-    slots: Sequence[int],
+    slots: Mapping[int, str],
     slots_T: NDArray[np.uint64],
     values_T: NDArray[np.uint64],
     offsets_R1: NDArray[np.int64],
 ) -> dict[str, IntegerColumn]:
-    """Distribute tokens in line order to one column per chosen slot, each with its own offsets; 0 is missing."""
-    chosen_S = np.unique(np.array(slots, np.uint64))
+    """Distribute tokens in line order to one column per chosen slot, each with its own offsets; 0 is missing.
+
+    `slots` has the name of each slot by its number."""
+    chosen_S = np.array(sorted(slots), np.uint64)
     offsets_SR1 = np.zeros((len(chosen_S), len(offsets_R1)), np.int64)
     places_T = np.empty(len(slots_T), np.int64)
     _place(chosen_S, slots_T, offsets_R1, places_T, offsets_SR1)
@@ -149,7 +167,7 @@ def slot_columns(
     columns = {}
     for i, slot in enumerate(chosen_S.tolist()):
         own = slice(starts_S[i], ends_S[i])
-        columns[str(slot)] = IntegerColumn(grouped_N[own], missing_N[own], False, offsets_SR1[i])
+        columns[slots[slot]] = IntegerColumn(grouped_N[own], missing_N[own], False, offsets_SR1[i])
     return columns
 
 
@@ -160,8 +178,8 @@ def distinct_slots(slots_T: NDArray[np.uint64]) -> tuple[int, ...]:
 
 @njit(cache=True, nogil=True)
 def is_blank(byte: np.uint8) -> bool:
-    """Whether a byte separates tokens: a space, a tab, or the \\r of a line end."""
-    return bool(byte == 32 or byte == 9 or byte == 13)
+    """Whether a byte separates tokens: a space, a tab, a comma, or the \\r of a line end."""
+    return bool(byte <= 44 and (byte == 32 or byte == 9 or byte == 44 or byte == 13))  # digits are above
 
 
 @njit(cache=True, nogil=True)
@@ -185,8 +203,8 @@ def _read_lines(
     data: NDArray[np.uint8],
     first_line: int,
     modulo: np.uint64,
-    impressions_R: NDArray[np.uint64],
-    clicks_R: NDArray[np.uint64],
+    columns: int,
+    columns_CR: NDArray[np.uint64],
     lines_R: NDArray[np.int64],
     slots_T: NDArray[np.uint64],
     values_T: NDArray[np.uint64],
@@ -202,13 +220,14 @@ def _read_lines(
         while at < end and is_blank(data[at]):
             at += 1
         if at < end:
-            code, at, show, click = _read_label(data, at, end)
+            if columns:
+                code, at = _read_columns(data, at, end, rows, columns_CR)
+            else:
+                code, at = _read_label(data, at, end, rows, columns_CR)
             tokens = offsets_R1[rows]
             if code == _GOOD:
                 code, tokens = _read_tokens(data, at, end, modulo, slots_T, values_T, tokens)
             if code == _GOOD:
-                impressions_R[rows] = show
-                clicks_R[rows] = click
                 lines_R[rows] = line
                 rows += 1
                 offsets_R1[rows] = tokens
@@ -221,25 +240,47 @@ def _read_lines(
 
 
 @njit(cache=True, nogil=True)
-def _read_label(data: NDArray[np.uint8], at: int, end: int) -> tuple[int, int, np.uint64, np.uint64]:
+def _read_label(
+    data: NDArray[np.uint8], at: int, end: int, row: int, columns_CR: NDArray[np.uint64]
+) -> tuple[int, int]:
+    """Read show and click of one line, or a label of one impression."""
     one = np.uint64(1)
     show, at = read_u64(data, at, end)
     if at < 0:
-        return _LABEL, at, show, show
+        return _LABEL, at
     if at < end and data[at] == COLON:
-        label = show
+        click = show
         show, at = read_u64(data, at + 1, end)
-        if at < 0 or (at < end and not is_blank(data[at])) or show != one or label > one:
-            return _LABEL, at, show, label
-        return _GOOD, at, show, label
-    if at < end and not is_blank(data[at]):
-        return _LABEL, at, show, show
-    while at < end and is_blank(data[at]):
-        at += 1
-    click, at = read_u64(data, at, end)
+        if show != one:
+            return _LABEL, at
+    else:
+        start = at
+        while at < end and is_blank(data[at]):
+            at += 1
+        if at == start:
+            return _LABEL, at
+        click, at = read_u64(data, at, end)
     if at < 0 or (at < end and not is_blank(data[at])) or show < one or click > show:
-        return _LABEL, at, show, click
-    return _GOOD, at, show, click
+        return _LABEL, at
+    columns_CR[0, row] = show
+    columns_CR[1, row] = click
+    return _GOOD, at
+
+
+@njit(cache=True, nogil=True)
+def _read_columns(
+    data: NDArray[np.uint8], at: int, end: int, row: int, columns_CR: NDArray[np.uint64]
+) -> tuple[int, int]:
+    """Read the columns that one line begins with: integers, or integers with the number of their slot."""
+    for c in range(columns_CR.shape[0]):
+        while at < end and is_blank(data[at]):
+            at += 1
+        columns_CR[c, row], at = read_u64(data, at, end)
+        if at >= 0 and at < end and data[at] == COLON:
+            _, at = read_u64(data, at + 1, end)
+        if at < 0 or (at < end and not is_blank(data[at])):
+            return _LABEL, at
+    return _GOOD, at
 
 
 @njit(cache=True, nogil=True)

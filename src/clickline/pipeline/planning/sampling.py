@@ -33,9 +33,9 @@ from clickline.data.input_blocks import Inputs, map_in_order, reader_from_config
 from clickline.data.labelled_reader import LabelledReader
 from clickline.data.readers import ParquetReader, Reader
 from clickline.data.readers import open_reader as reader_of
-from clickline.data.readers.paddlerec_lines import dense_and_slots_in
-from clickline.data.readers.slot_lines import read_slot_conf, slots_in
+from clickline.data.readers.slot_lines import read_slot_conf
 from clickline.data.schema import Schema, build_schema, named_slots
+from clickline.data.slot_discovery import slots_in_block
 from clickline.errors import ArtifactError, DataError
 from clickline.features import ENCODER_FORMAT, DenseField, FeatureSpec, FieldStatistics, SlotField
 from clickline.machine import cores
@@ -328,11 +328,8 @@ def _sampled_schema(config: Config, storage: Storage, blocks: Sequence[tuple[Sou
     for _, block in blocks:
         if block.payload is None:
             continue
-        if data.format == "slots":
-            slots |= set(slots_in(block.payload))
-        else:
-            dense_count, block_slots = dense_and_slots_in(block.payload)
-            dense, slots = dense or dense_count, slots | set(block_slots)
+        found = slots_in_block(data, block.payload)
+        dense, slots = dense or found.dense, slots | set(found.slots)
     chosen = (
         sorted(slots)
         if data.slot_conf is None
