@@ -97,7 +97,7 @@ def find_fields(data: Bytes, wanted: Int, spans_P3: Indices) -> Int:
 
 
 @njit(cache=True, nogil=True)
-def _count_values(data: Bytes, key: Int, pos: Int, end: Int, wire_F: Indices, counts_F: Indices) -> Int:
+def count_values(data: Bytes, key: Int, pos: Int, end: Int, wire_F: Indices, counts_F: Indices) -> Int:
     """Skip one field of a message with lists of values, and count its values."""
     field = key >> 3
     wire = wire_F[field] if field < wire_F.size else 0
@@ -193,7 +193,7 @@ def _parse_tensor(data: Bytes, pos: Int, end: Int, header: Header, counts_F: Ind
             header[CONTENT_BEGIN], pos = read_span(data, pos, end)
             header[CONTENT_END] = pos
         else:
-            pos = _count_values(data, key, pos, end, TENSOR_WIRE, counts_F)
+            pos = count_values(data, key, pos, end, TENSOR_WIRE, counts_F)
         if pos < 0:
             return False
     return True
@@ -313,7 +313,7 @@ def _parse_input(data: Bytes, pos: Int, end: Int, header: Header, counts_F: Indi
             while 0 <= at < pos:
                 key, at = read_tag(data, at, pos)
                 if at >= 0:
-                    at = _count_values(data, key, at, pos, CONTENTS_WIRE, counts_F)
+                    at = count_values(data, key, at, pos, CONTENTS_WIRE, counts_F)
             if at < 0:
                 return name, -1
         else:
