@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 import pytest
 import rest_model
-from paddle_messages import ELASTIC_CTR, OLD_CTR, V0_2_0, V0_6, V0_9
 
 from clickline.errors import RequestRefused
 from clickline.features import DenseField, FeatureSpec, SlotField
@@ -22,6 +21,7 @@ from clickline.serving.protocols.paddle_ctr import Ctr, ElasticCtr
 from clickline.serving.protocols.paddle_general_model import GeneralModel
 from clickline.serving.protocols.request import Limits
 from clickline.wire.client_config import client_config
+from servers.paddle_messages import ELASTIC_CTR, OLD_CTR, V0_2_0, V0_6, V0_9
 
 # Captured from the unmodified paddle-serving-client 0.2.1: the same row, alone and as the first of two.
 ONE_ROW = bytes.fromhex(
