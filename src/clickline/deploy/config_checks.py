@@ -276,6 +276,8 @@ def _training(plan: DeployPlan) -> Iterator[_Problem]:
 def _serving(plan: DeployPlan) -> Iterator[_Problem]:
     serve, section = plan.config.serve, plan.deploy.serving
     ports = {key: getattr(serve, key) for key in ("http_port", "grpc_port", "metrics_port", "lookup_port")}
+    if serve.brpc_port is not None:
+        ports["brpc_port"] = serve.brpc_port
     for key, port in (*((f"serve.{key}", port) for key, port in ports.items()), *_tracking_port(plan)):
         if port < 1024:
             yield (

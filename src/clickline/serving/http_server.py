@@ -157,7 +157,9 @@ class HttpEndpoints:
         )
         headers = dict(scope["headers"])
         try:
-            if not scope["path"].startswith(("/v2/health/", "/health")):  # probes have no token
+            if scope["path"] != "/health" and not scope["path"].startswith(
+                "/v2/health/"
+            ):  # probes have no token
                 self._auth.check(headers.get(b"authorization"))
             deadline = _deadline(headers, arrived)
             body = await self._body(headers, receive)
