@@ -220,11 +220,12 @@ def _add_tensor(
     variable_N: Indices,
     kind_V: Indices,
     header_VH: Headers,
+    header: Headers,
     counts_F: Indices,
 ) -> tuple[Int, Int, Int]:
     """Parse a tensor of variable `v`, or of the variable it names if that is -1. Returns a status, the variable, and
     the end of an unknown name, whose start is then in place of the variable."""
-    header = np.zeros(FEED_FIELDS, dtype=np.int64)
+    header[:] = 0
     header[BEGIN] = begin
     header[END] = end
     header[ROWS] = 1
@@ -288,6 +289,7 @@ def find_tensors(
 ) -> tuple[Int, Int, Int, Int]:
     """Parse the header of each tensor. Returns a status, its instance, and the other values of `_add_tensor`."""
     counts_F = np.zeros(_WIRES.shape[1], dtype=np.int64)
+    header = np.zeros(FEED_FIELDS, dtype=np.int64)
     pos = 0
     i = 0
     end = data.size
@@ -348,6 +350,7 @@ def find_tensors(
                 variable_N,
                 kind_V,
                 header_IVH[i],
+                header,
                 counts_F,
             )
             n += 1
