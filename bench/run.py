@@ -17,6 +17,7 @@ NAMES = (
     "lookup",
     "serve",
     "http2",
+    "brpc",
     "train",
     "quality",
     "follow",

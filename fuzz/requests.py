@@ -1,8 +1,10 @@
-"""Every HTTP and gRPC request of the model server, from bytes to encoded rows: an answer, or an error message."""
+"""Every HTTP, gRPC and brpc request of the model server, from bytes to encoded rows: an answer, or an error message."""
 
 from __future__ import annotations
 
+import gzip
 import json
+import struct
 from collections.abc import Sequence
 
 import grpc_model
@@ -10,10 +12,23 @@ import numpy as np
 import rest_model
 
 from clickline.errors import RequestRefused
+from clickline.features import DenseField, FeatureSpec, SlotField
+from clickline.features.request_encoder import RequestEncoder
 from clickline.records import RequestRows
 from clickline.serving.protocols.http_routes import route
+from clickline.serving.protocols.paddle_ctr import Ctr, ElasticCtr
+from clickline.serving.protocols.paddle_general_model import GeneralModel
 from clickline.serving.protocols.request import Limits, Response
-from clickline.wire.messages import ModelInferRequest, PredictRequest
+from clickline.wire import brpc_frames
+from clickline.wire.messages import (
+    CtrRequest,
+    ElasticCtrRequest,
+    GeneralModelRequest,
+    ModelInferRequest,
+    OldGeneralModelRequest,
+    PredictRequest,
+    RpcMeta,
+)
 from fuzz.target import Choices, Target, mutated
 
 _PATHS = (
@@ -22,15 +37,24 @@ _PATHS = (
     "/v2/models/ads/infer",
     "/ElasticCTRPredictionService/inference",
     "/v1/models/ads/versions/12:predict",
+    "/GeneralModelService/inference",
+    "/CTRPredictionService/inference",
 )
 _HEADERS: tuple[dict[bytes, bytes], ...] = (
     {},
     {b"content-encoding": b"gzip"},
+    {b"content-type": b"application/proto"},
     {b"content-encoding": b"deflate"},
     {b"inference-header-content-length": b"60"},
     {b"inference-header-content-length": b"99999999999"},
 )
 _VERSIONS = rest_model.versions_of(rest_model.MODEL, names=("ads", "ctr"))
+_FEASIGNS = rest_model.Model()
+_FEASIGNS.features = FeatureSpec(
+    (DenseField("d", "d", "none"),),
+    (SlotField("2", "2", 2, "feasign"), SlotField("3", "3", 3, "feasign", multi=True)),
+)
+_FEASIGNS.columns = _FEASIGNS.features.columns
 _DOCUMENTS = (
     {"instances": [{"I1": 3, "I2": 0.5, "C1": "ab", "tags": ["x", "y"], "4": [1, 2], "5": 7}, {"I1": None}]},
     {"inputs": {"I1": [1, 2], "C1": ["a", {"b64": "YQ=="}]}, "signature_name": "predict"},
@@ -50,6 +74,8 @@ _DOCUMENTS = (
             {"slots": [{"slot_name": "4", "feasigns": [1, "-2"]}, {"slot_name": 5, "feasigns": [3]}]}
         ]
     },
+    {"tensor": [{"name": "4", "shape": [2, 1], "lod": [0, 1, 2], "int64_data": [1, "2"]}]},
+    {"insts": [{"tensor_array": [{"int64_data": [1], "elem_type": 0, "shape": [-1]}] * 5}]},
 )
 
 
@@ -106,6 +132,29 @@ def _grpc(data: bytes) -> None:
         assert str(refused)
 
 
+def _brpc(data: bytes) -> None:
+    """A message of one of the services, or whole frames."""
+    choices = Choices(data)
+    service = choices.one_of((GeneralModel, ElasticCtr, Ctr))
+    model = choices.one_of((rest_model.MODEL, _FEASIGNS))
+    limits = Limits(max_rows=50, max_body=1 << 20, ignore_unknown=bool(choices.number(2)))
+    framed, body = choices.number(2), choices.rest()
+    try:
+        if framed:
+            size, meta_size = brpc_frames.read_header(body.ljust(brpc_frames.HEADER_BYTES))
+            meta = brpc_frames.read_meta(body[12 : 12 + meta_size])
+            body = brpc_frames.message_of(meta, body[12 + meta_size : 12 + size], limits.max_body)
+        request = service(body, limits)
+        rows = request.decode(model).rows
+        RequestEncoder(model.features).encode(rows)
+        assert request.encode(_answer(rows.rows)).body
+        assert request.to_json(_answer(rows.rows))
+    except brpc_frames.NotBrpc as error:
+        assert str(error)
+    except RequestRefused as refused:
+        assert str(refused)
+
+
 # ── seeds ──────────────────────────────────────────────────────────────────────────────────────
 
 
@@ -146,4 +195,36 @@ def _grpc_seeds() -> Sequence[bytes]:
     return [bytes([n, 0]) + body for n in range(len(grpc_model.METHODS)) for body in bodies]
 
 
-TARGETS = {"rest": Target(_rest, _rest_seeds), "grpc": Target(_grpc, _grpc_seeds)}
+def _brpc_seeds() -> Sequence[bytes]:
+    named = GeneralModelRequest(fetch_var_names=["logistic"])
+    named.tensor.add(name="4", shape=[3, 1], lod=[0, 1, 3], int64_data=[1, 2, 3])
+    named.tensor.add(name="dense_input", elem_type=1, shape=[2, 2], float_data=[1, 2, 3, 4])
+    named.tensor.add(name="5", elem_type=2, shape=[2, 1], tensor_content=bytes(8))
+    old = OldGeneralModelRequest(log_id=1)
+    inst = old.insts.add()
+    for _ in range(5):
+        inst.tensor_array.add(elem_type=0, shape=[-1], int64_data=[7])
+    inst.tensor_array.add(elem_type=1, shape=[2], float_data=[1, 2])
+    slots = ElasticCtrRequest()
+    slots.instances.add().slots.add(slot_name="4", feasigns=[1, 2])
+    ids = CtrRequest()
+    ids.instances.add(sparse_ids=[1, 2], dense_ids=[0.5])
+    bodies = [one.SerializeToString() for one in (named, old, slots, ids)]
+    meta = RpcMeta(correlation_id=1, compress_type=2)
+    meta.request.service_name, meta.request.method_name = "x", "inference"
+    head = meta.SerializeToString()
+    framed = [gzip.compress(body, mtime=0) for body in bodies]
+    return [bytes([n, 0, n % 2, 0, 0, 0, 0, 0]) + body for n in range(3) for body in bodies] + [
+        bytes([0, 0, 0, 0, 0, 0, 1, 0])
+        + struct.pack(">4sLL", b"PRPC", len(head) + len(body), len(head))
+        + head
+        + body
+        for body in framed
+    ]
+
+
+TARGETS = {
+    "rest": Target(_rest, _rest_seeds),
+    "grpc": Target(_grpc, _grpc_seeds),
+    "brpc": Target(_brpc, _brpc_seeds),
+}

@@ -13,7 +13,7 @@ SURFACES = {
     **dict.fromkeys(("config", "credentials"), "configs"),
     **dict.fromkeys(("dataset", "version", "pointer", "checkpoint", "scorer"), "manifests"),
     "serving-table": "serving_table",
-    **dict.fromkeys(("rest", "grpc"), "requests"),
+    **dict.fromkeys(("rest", "grpc", "brpc"), "requests"),
     "http2": "http2",
     **dict.fromkeys(("lookup", "lookup-answer"), "lookup"),
     "studio": "studio",

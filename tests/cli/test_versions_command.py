@@ -15,6 +15,7 @@ from clickline_process import run
 from clickline.artifacts.registry import Registry
 from clickline.artifacts.version import VersionManifest
 from clickline.cli import main
+from clickline.features import DenseField, FeatureSpec, SlotField
 from clickline.storage.storage import Storage
 from version_manifests import version_manifest
 
@@ -395,6 +396,49 @@ def test_gc_reports_unfinished_versions(versions: Versions, registry: Registry) 
     assert versions("gc", "--dry-run").stdout == "would remove no versions; 1 unfinished version\n"
     assert versions("gc").stdout == "removed no versions; 1 unfinished version\n"
     assert versions("gc").stdout == "removed no versions\n"
+
+
+def test_client_config_is_that_of_paddle_serving(
+    versions: Versions, registry: Registry, tmp_path: Path
+) -> None:
+    features = FeatureSpec(
+        (DenseField("I1", "I1", "log1p"), DenseField("I2", "I2", "none")),
+        (
+            SlotField("C1", "C1", 1),
+            SlotField("7", "7", 7, "feasign", multi=True),
+            SlotField("b", "I3", 9, "log2"),
+        ),
+    )
+    publish(registry, features=features.to_json())
+    done = versions("client-config", "1")
+    assert done.returncode == 0
+    assert re.findall(r"(\w+)_var {\n  name: \"(\w+)\"", done.stdout) == [
+        ("feed", "C1"),
+        ("feed", "7"),
+        ("feed", "dense_input"),
+        ("fetch", "logistic"),
+        ("fetch", "probabilities"),
+        ("fetch", "logits"),
+        ("fetch", "class_ids"),
+    ]
+    assert "#   I1 I2 I3\n" in done.stdout
+    assert (
+        'feed_var {\n  name: "7"\n  alias_name: "7"\n  is_lod_tensor: true\n  feed_type: 0\n  shape: -1\n}\n'
+        in done.stdout
+    )
+    assert 'alias_name: "dense_input"\n  is_lod_tensor: false\n  feed_type: 1\n  shape: 3\n' in done.stdout
+    chosen = ("--set", "serve.brpc_names={logistic: sigmoid_0.tmp_0}")
+    done = versions("client-config", "1", "--per-field", "-o", "client.prototxt", *chosen)
+    assert (done.returncode, done.stdout) == (0, "")
+    written = (tmp_path / "client.prototxt").read_text()
+    assert re.findall(r"feed_var {\n  name: \"(\w+)\"", written) == ["C1", "7", "I1", "I2", "I3"]
+    assert 'fetch_var {\n  name: "logistic"\n  alias_name: "sigmoid_0.tmp_0"\n' in written
+    for names, message in (
+        ("{click: a}", "serve.brpc_names.click is not an output. Allowed: logistic, probabilities, logits"),
+        ("{logistic: logits}", "serve.brpc_names.logistic is logits, which names another output too"),
+    ):
+        done = versions("client-config", "1", "--set", f"serve.brpc_names={names}")
+        assert done.returncode == 2 and message in done.stderr
 
 
 def test_installed_command_lists_versions(versions: Versions, registry: Registry, tmp_path: Path) -> None:

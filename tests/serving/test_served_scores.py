@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import signal
 import subprocess
@@ -19,9 +20,11 @@ from clickline.artifacts.checkpoint import find_checkpoint
 from clickline.artifacts.dataset import Dataset, concat_rows
 from clickline.artifacts.from_config import registry_of
 from clickline.config import load_config
+from clickline.features.encoder_kernels import xxh64
 from clickline.models.model import open_checkpoint
 from clickline.publishing.run import publish
 from clickline.storage.storage import Storage
+from servers.paddle_messages import V0_6, BrpcClient
 from servers.waiting import free_ports
 
 pytestmark = pytest.mark.slow
@@ -40,8 +43,8 @@ def published(trained: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def ports(published: Path) -> Iterator[dict[str, int]]:
     """The ports of a server started by the CLI with the published version."""
-    names = ("grpc_port", "http_port", "metrics_port")
-    given = dict(zip(names, free_ports(3), strict=True))
+    names = ("grpc_port", "http_port", "metrics_port", "brpc_port")
+    given = dict(zip(names, free_ports(4), strict=True))
     settings = [word for name, port in given.items() for word in ("--set", f"serve.{name}={port}")]
     command = [
         Path(sys.executable).with_name("clickline"),
@@ -101,6 +104,30 @@ def test_served_scores_equal_the_evaluated_ones(ports, rows, evaluated, protocol
     assert {one.version for one in found} == {1}
     np.testing.assert_allclose(served, evaluated, rtol=0, atol=1e-6)
     np.testing.assert_allclose(alone, evaluated[:20], rtol=0, atol=1e-6)
+
+
+def test_brpc_gives_the_scores_of_grpc(published, ports, rows, evaluated):
+    """Feasigns and numbers by the config that `versions client-config` writes."""
+    command = [Path(sys.executable).with_name("clickline"), "versions", "client-config", "1"]
+    written = subprocess.run(command, cwd=published, capture_output=True, text=True, check=True).stdout
+    numbers = written[: written.index("feed_var")].splitlines()[-1].removeprefix("#").split()
+    names = re.findall(r'feed_var \{\n  name: "(\w+)"', written)
+    assert names == [*(f"C{n}" for n in range(1, 27)), "dense_input"] and len(numbers) == 13
+    request = V0_6["Request"](fetch_var_names=["logistic"])
+    for row in rows[:400]:
+        inst = request.insts.add()
+        for name in names[:-1]:
+            text = np.frombuffer(str(row[name]).encode(), dtype=np.uint8)
+            feasign = int(np.uint64(xxh64(text, 0, text.size)).astype(np.int64))
+            inst.tensor_array.add(elem_type=0, shape=[-1], int64_data=[feasign] if text.size else [])
+        values = [np.nan if row[name] is None else row[name] for name in numbers]
+        inst.tensor_array.add(elem_type=1, shape=[13], float_data=values)
+    with BrpcClient(ports["brpc_port"]) as client:
+        answer = V0_6["Response"].FromString(client.call(request.SerializeToString()))
+    served = np.array(answer.outputs[0].insts[0].tensor_array[0].float_data, dtype=np.float32)
+    with clickline.Client(f"127.0.0.1:{ports['grpc_port']}") as client:
+        np.testing.assert_array_equal(served, client.predict(rows[:400]).probability)
+    np.testing.assert_allclose(served, evaluated[:400], rtol=0, atol=1e-6)
 
 
 def test_ranked_scores_equal_those_of_whole_rows(ports, rows):

@@ -51,6 +51,7 @@ def _document(config: Config, server: ServerInfo) -> dict[str, object]:
         "host": section.host,
         "grpc_port": section.grpc_port,
         "http_port": section.http_port,
+        "brpc_port": section.brpc_port,
         "metrics_port": section.metrics_port,
         "tls": section.tls is not None,
         "token": section.token_file is not None,
@@ -64,6 +65,8 @@ def _show(config: Config, server: ServerInfo) -> None:
     endpoint = endpoint_of(config, server.example)
     service = os.environ.get(SERVICE_VARIABLE)
     addresses = {"gRPC": endpoint.grpc, "HTTP": endpoint.http, "metrics": endpoint.metrics}
+    if config.serve.brpc_port is not None:
+        addresses["brpc"] = f"{endpoint.grpc.rpartition(':')[0]}:{config.serve.brpc_port}"
     if service is not None:
         scheme = "http" if config.serve.tls is None else "https"
         through_service = {

@@ -254,6 +254,36 @@ def verify(
     )
 
 
+@versions.command("client-config")
+def client_config(
+    number: Number,
+    output: Annotated[
+        Path | None,
+        typer.Option("--output", "-o", metavar="FILE", help="File to write to.", show_default="stdout"),
+    ] = None,
+    per_field: Annotated[
+        bool, typer.Option("--per-field", help="One variable per number instead of the vector dense_input.")
+    ] = False,
+    config_file: ConfigFile = Path("clickline.yaml"),
+    overrides: Overrides = None,
+) -> None:
+    """Write the config of Paddle Serving's clients for a version (serving_client_conf.prototxt)."""
+    from clickline.serving.protocols.paddle_general_model import FETCHED
+    from clickline.serving.protocols.request import OUTPUTS
+    from clickline.storage.atomic import put_atomically
+    from clickline.wire.client_config import client_config as config_text
+
+    config, registry = _open(config_file, overrides)
+    features = registry.version(number).manifest.feature_spec
+    outputs = {name: (OUTPUTS[name].width, OUTPUTS[name].is_integer) for name in FETCHED}
+    text = config_text(features, outputs, config.serve.brpc_names, per_field=per_field)
+    if output is None:
+        typer.echo(text, nl=False)
+    else:
+        put_atomically(output, text.encode())
+        note(f"wrote {output}")
+
+
 @versions.command()
 def keygen(
     out: Annotated[Path, typer.Option(metavar="DIR", help="Folder to write the two files to.")],

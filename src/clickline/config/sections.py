@@ -966,6 +966,12 @@ class ServeSection(Section):
     )
     http_port: Port = Field(8501, description="Port of the HTTP interface.")
     grpc_port: Port = Field(8500, description="Port of the gRPC interface.")
+    brpc_port: Port | None = Field(
+        None, description="Port of the brpc interface (baidu_std) for Paddle Serving's clients; null: off."
+    )
+    brpc_names: dict[str, ModelAlias] = Field(
+        {}, description="What Paddle Serving's clients call an output, such as {logistic: sigmoid_0.tmp_0}."
+    )
     metrics_port: Port = Field(8502, description="Port of /metrics, /healthz and /readyz.")
     lookup_port: Port = Field(8600, description="Port of `clickline lookup`.")
     processes: int | None = Field(
@@ -1007,7 +1013,21 @@ class ServeSection(Section):
                 self,
                 "or serve.allow_unauthenticated: true if a firewall, mesh or NetworkPolicy protects the ports",
             )
-        named = ("http_port", "grpc_port", "metrics_port", "lookup_port")
+        outputs = ("logistic", "probabilities", "logits", "class_ids")
+        for output, name in self.brpc_names.items():
+            if output not in outputs:
+                yield Complaint(
+                    ("brpc_names", output),
+                    f"is not an output. Allowed: {', '.join(outputs)}.",
+                    "Name one of them.",
+                )
+            elif list(self.brpc_names.values()).count(name) > 1 or (name in outputs and name != output):
+                yield Complaint(
+                    ("brpc_names", output),
+                    f"is {name}, which names another output too. Allowed: different names.",
+                    "Change one of them.",
+                )
+        named = ("http_port", "grpc_port", "brpc_port", "metrics_port", "lookup_port")
         for n, key in enumerate(named):
             for other in named[:n]:
                 if getattr(self, key) == getattr(self, other):

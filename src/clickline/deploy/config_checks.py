@@ -277,6 +277,8 @@ def _training(plan: DeployPlan) -> Iterator[_Problem]:
 def _serving(plan: DeployPlan) -> Iterator[_Problem]:
     serve, section = plan.config.serve, plan.deploy.serving
     ports = {key: getattr(serve, key) for key in ("http_port", "grpc_port", "metrics_port", "lookup_port")}
+    if serve.brpc_port is not None:
+        ports["brpc_port"] = serve.brpc_port
     named = {f"serve.{key}": port for key, port in ports.items()}
     if plan.deploy.tracking.enabled:
         named["deploy.tracking.port"] = plan.deploy.tracking.port

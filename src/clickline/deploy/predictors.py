@@ -85,7 +85,12 @@ def predictor_pod(plan: DeployPlan) -> Object:
         "predictor",
         ["clickline", "serve"],
         resources=plan.deploy.resources.predictor,
-        ports={"http": serve.http_port, "grpc": serve.grpc_port, "metrics": serve.metrics_port},
+        ports={
+            "http": serve.http_port,
+            "grpc": serve.grpc_port,
+            **({} if serve.brpc_port is None else {"brpc": serve.brpc_port}),
+            "metrics": serve.metrics_port,
+        },
         variable={"name": SERVICE_VARIABLE, "value": _service_host(plan)},
     )
 
@@ -157,7 +162,10 @@ def _service_spec(plan: DeployPlan) -> Object:
         {"name": "http", "port": serve.http_port, "appProtocol": "http" if plain else "https"},
         {"name": "grpc", "port": serve.grpc_port, "appProtocol": "kubernetes.io/h2c" if plain else "https"},
     ]
-    for port, node_port in zip(ports, (section.http_node_port, section.grpc_node_port), strict=True):
+    if serve.brpc_port is not None:
+        ports.append({"name": "brpc", "port": serve.brpc_port})
+    node_ports = (section.http_node_port, section.grpc_node_port, None)
+    for port, node_port in zip(ports, node_ports, strict=False):
         port["targetPort"] = port["name"]
         if node_port is not None:
             port["nodePort"] = node_port

@@ -61,6 +61,8 @@ def _network_policies(plan: DeployPlan) -> list[Object]:
         ingress = {"from": [{"namespaceSelector": {}}], **_ports(_RAY_DASHBOARD)}
         objects.append(_policy(plan, "operator", _pods(plan, "ray-head"), [ingress]))
     ports = [serve.http_port, serve.grpc_port, serve.metrics_port]
+    if serve.brpc_port is not None:
+        ports.append(serve.brpc_port)
     if deploy.serving.kind == "knative":
         ports += queue_ports(plan)
     objects.append(_policy(plan, "predictor", _pods(plan, "predictor"), [_ports(*ports)]))

@@ -70,7 +70,7 @@ class GrpcServer:
         self._serve = serve
         self._metrics = metrics
         self._log = log
-        self._limits = Limits(serve.max_rows, serve.unknown_fields == "ignore", serve.max_body)
+        self._limits = Limits.of(serve)
         self._requests: dict[Stream, Request] = {}
         self._connections: set[Http2Connection] = set()
         self._server: asyncio.Server | None = None
@@ -86,9 +86,13 @@ class GrpcServer:
             tls.set_alpn_protocols(["h2"])
         bound = bound_socket(self._serve.host, self._serve.grpc_port, "grpc_port", shared=True)
         self._server = await asyncio.get_running_loop().create_server(
-            lambda: Http2Connection(self, self._connections), sock=bound, ssl=tls, backlog=_BACKLOG
+            self.connection, sock=bound, ssl=tls, backlog=_BACKLOG
         )
         self._timeout_task = asyncio.create_task(self._check_timeouts())
+
+    def connection(self) -> Http2Connection:
+        """A further connection, of this port or another."""
+        return Http2Connection(self, self._connections)
 
     async def _check_timeouts(self) -> None:
         while True:

@@ -81,6 +81,12 @@ class HttpServer:
             await asyncio.sleep(0.005)
         self._timeout_task = asyncio.create_task(self._check_timeouts())
 
+    def connection(self) -> asyncio.Protocol:
+        """A further connection, accepted on another port."""
+        config, state = self._server.config, self._server.server_state
+        made: asyncio.Protocol = config.http_protocol_class(config=config, server_state=state, app_state={})  # type: ignore[call-arg]
+        return made
+
     async def stop(self) -> None:
         """Accept no more connections, and let running requests finish."""
         if self._timeout_task is not None:
@@ -139,7 +145,7 @@ class HttpEndpoints:
         self._metrics = metrics
         self._log = log
         self._buffered = 0  # bytes of incomplete bodies
-        self._limits = Limits(serve.max_rows, serve.unknown_fields == "ignore", serve.max_body)
+        self._limits = Limits.of(serve)
 
     async def __call__(self, scope: dict[str, Any], receive: Any, send: Any) -> None:
         if scope["type"] != "http":
@@ -151,7 +157,9 @@ class HttpEndpoints:
         )
         headers = dict(scope["headers"])
         try:
-            if not scope["path"].startswith("/v2/health/"):  # probes have no token
+            if scope["path"] != "/health" and not scope["path"].startswith(
+                "/v2/health/"
+            ):  # probes have no token
                 self._auth.check(headers.get(b"authorization"))
             deadline = _deadline(headers, arrived)
             body = await self._body(headers, receive)

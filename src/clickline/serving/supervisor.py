@@ -474,8 +474,10 @@ def _reserve_ports(serve: ServeSection) -> list[socket.socket]:
     """Hold the workers' ports, after checking that no other process listens on them: with SO_REUSEPORT two servers
     could share a port unnoticed, and each would get half of the requests."""
     reserved_sockets = []
-    for key in ("grpc_port", "http_port"):
+    for key in ("grpc_port", "http_port", "brpc_port"):
         port = getattr(serve, key)
+        if port is None:
+            continue
         bound_socket(serve.host, port, key, listen=True).close()
         reserved_sockets.append(bound_socket(serve.host, port, key, shared=True))
     return reserved_sockets

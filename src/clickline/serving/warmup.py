@@ -21,8 +21,17 @@ from clickline.serving.protocols import (
     tfserving_http,
 )
 from clickline.serving.protocols.http_common import HttpRequest
-from clickline.serving.protocols.request import Call, Limits, Request, number_columns
-from clickline.wire.messages import ModelInferRequest, PredictRequest, RankRequest, TensorProto
+from clickline.serving.protocols.paddle_common import reader_of
+from clickline.serving.protocols.paddle_general_model import GeneralModel
+from clickline.serving.protocols.request import Call, Limits, Request, multi_value_columns, number_columns
+from clickline.wire.feed_reader import VECTOR
+from clickline.wire.messages import (
+    GeneralModelRequest,
+    ModelInferRequest,
+    PredictRequest,
+    RankRequest,
+    TensorProto,
+)
 
 _ROWS = 2
 _FLOAT, _STRING = 1, 7  # numbers of DataType
@@ -30,7 +39,7 @@ _FLOAT, _STRING = 1, 7  # numbers of DataType
 
 def warm_up(scorer: ScorerLike) -> None:
     """Answer one request of every kind and discard the answers."""
-    for request in (*_grpc_requests(scorer), *_rest_requests(scorer)):
+    for request in (*_grpc_requests(scorer), *_rest_requests(scorer), _paddle_request(scorer)):
         with suppress(RequestRefused):  # a field may refuse the value; most of the path has run by then
             request.read_target()
             call = request.decode(scorer)
@@ -122,6 +131,18 @@ def _rest_requests(scorer: ScorerLike) -> Iterator[Request]:
         for column in scorer.columns
     ]
     yield _posted(kserve_http.Infer, {"inputs": inputs})
+
+
+def _paddle_request(scorer: ScorerLike) -> Request:
+    reader, several = reader_of(scorer), multi_value_columns(scorer.features)
+    request = GeneralModelRequest()
+    for column in reader.categories:
+        each = 2 if column in several else 1
+        request.tensor.add(name=column, shape=[_ROWS, each], int64_data=[1] * _ROWS * each)
+    if reader.numbers:
+        width = len(reader.numbers)
+        request.tensor.add(name=VECTOR, elem_type=1, shape=[_ROWS, width], float_data=[1.0] * _ROWS * width)
+    return GeneralModel(request.SerializeToString(), Limits())
 
 
 def _posted(endpoint: type[HttpRequest], document: object) -> Request:

@@ -24,9 +24,10 @@ import uvloop
 from clickline.config.sections import ServeSection
 from clickline.errors import ClicklineError, RequestRefused, StorageError
 from clickline.serving.auth import BearerAuth
+from clickline.serving.brpc_server import BrpcServer
 from clickline.serving.compile_notice import notify_if_compiling
 from clickline.serving.dataplane import Dataplane
-from clickline.serving.grpc_methods import GRPC_ENDPOINTS, GRPC_INFO_ENDPOINTS
+from clickline.serving.grpc_methods import BRPC_ENDPOINTS, GRPC_ENDPOINTS, GRPC_INFO_ENDPOINTS
 from clickline.serving.grpc_server import GrpcServer
 from clickline.serving.http_server import HttpEndpoints, HttpServer
 from clickline.serving.open_versions import OpenVersions, ScorerLike
@@ -72,7 +73,9 @@ class ServingWorker:
             GRPC_ENDPOINTS, GRPC_INFO_ENDPOINTS, self._plane, auth, self._serve, self._metrics, self._log
         )
         self._http_endpoints = HttpEndpoints(self._plane, auth, self._serve, self._metrics, self._log)
+        self._auth = auth
         self._http: HttpServer | None = None
+        self._brpc: BrpcServer | None = None
         self._listening = False
         self._stopping = asyncio.Event()
         self._tasks: set[asyncio.Task[None]] = set()
@@ -174,6 +177,12 @@ class ServingWorker:
             )
             await self._http.start()
             await self._grpc.start()
+            if self._serve.brpc_port is not None:
+                self._brpc = BrpcServer(
+                    BRPC_ENDPOINTS, self._plane, self._auth, self._serve, self._metrics, self._log,
+                    self._http.connection, self._grpc.connection,
+                )  # fmt: skip
+                await self._brpc.start()
         except (OSError, ClicklineError) as error:
             self._channel.send(failed=str(error))
             await self._channel.flush()
@@ -185,6 +194,8 @@ class ServingWorker:
         stops: list[Any] = [] if self._http is None else [self._http.stop()]
         if self._listening:
             stops.append(self._grpc.stop(self._serve.drain_timeout))
+        if self._brpc is not None:
+            stops.append(self._brpc.stop(self._serve.drain_timeout))
         await asyncio.gather(*stops, return_exceptions=True)
         self._send_metrics()
         await self._channel.flush()

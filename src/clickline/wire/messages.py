@@ -32,6 +32,9 @@ _SERVICES = (
     "tensorflow.serving.ModelService",
     "inference.GRPCInferenceService",
     "clickline.v1.Ranking",
+    "baidu.paddle_serving.predictor.general_model.GeneralModelService",
+    "baidu.paddle_serving.predictor.elastic_ctr.ElasticCTRPredictionService",
+    "baidu.paddle_serving.predictor.ctr_prediction.CTRPredictionService",
 )
 
 METHODS: dict[str, tuple[str, ...]] = {
@@ -70,3 +73,12 @@ ModelInferResponse = _message("inference.ModelInferResponse")
 
 RankRequest = _message("clickline.v1.RankRequest")
 RankResponse = _message("clickline.v1.RankResponse")
+
+_PADDLE = "baidu.paddle_serving.predictor"
+GeneralModelRequest = _message(f"{_PADDLE}.general_model.Request")
+GeneralModelResponse = _message(f"{_PADDLE}.general_model.Response")
+OldGeneralModelRequest = _message(f"{_PADDLE}.general_model_v0_6.Request")
+ElasticCtrRequest = _message(f"{_PADDLE}.elastic_ctr.Request")
+CtrRequest = _message(f"{_PADDLE}.ctr_prediction.Request")
+CtrResponse = _message(f"{_PADDLE}.ctr_prediction.Response")
+RpcMeta = _message("brpc.policy.RpcMeta")

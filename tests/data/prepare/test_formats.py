@@ -92,7 +92,9 @@ def test_conversions_after_a_click_are_learned_from_the_clicked_rows(project):
     assert table.column("label").to_pylist() == [1, 0, 0]
     assert table.column("weight").to_pylist() == [1, 1, 0]
     assert [len(ids) for ids in table.column("210").to_pylist()] == [2, 1, 1]
-    assert len(set(map(str, table.column("150_14").to_pylist()))) == 3  # two values, and the id of a missing one
+    assert (
+        len(set(map(str, table.column("150_14").to_pylist()))) == 3
+    )  # two values, and the id of a missing one
 
 
 def test_named_tokens_of_paddlerec_lines_are_labels_and_weights(project):

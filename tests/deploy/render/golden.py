@@ -45,7 +45,7 @@ data:
   train: "s3://logs/{date}/{hour}/*.txt"
   dates: {from: 20260101}
 cache: {size: 20GiB}
-serve: {token_file: token, tls: {certificate: tls/crt, key: tls/key}}
+serve: {brpc_port: 8510, token_file: token, tls: {certificate: tls/crt, key: tls/key}}
 deploy:
   namespace: prod
   create_namespace: false

@@ -103,11 +103,15 @@ class Inference(HttpRequest):
         return Call(builder.build())
 
     def encode(self, answer: Scores) -> Response:
-        both_B2 = OUTPUTS["probabilities"].values(answer)
-        pairs = zip(format_numbers(both_B2[:, 0]), format_numbers(both_B2[:, 1]), strict=True)
-        rows = b",".join(map(b'{"prob0":%b,"prob1":%b}'.__mod__, pairs))
-        body = b'{"predictions":[%b],"err_code":0,"err_msg":""}' % rows
-        return json_response(body, headers=[version_header(answer)])
+        return json_response(predictions_json(answer), headers=[version_header(answer)])
+
+
+def predictions_json(answer: Scores) -> bytes:
+    """The probabilities of each row."""
+    both_B2 = OUTPUTS["probabilities"].values(answer)
+    pairs = zip(format_numbers(both_B2[:, 0]), format_numbers(both_B2[:, 1]), strict=True)
+    rows = b",".join(map(b'{"prob0":%b,"prob1":%b}'.__mod__, pairs))
+    return b'{"predictions":[%b],"err_code":0,"err_msg":""}' % rows
 
 
 def _not_a_number(column: str, row: int) -> RequestRefused:

@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping
 
 from clickline.errors import RequestRefused
-from clickline.serving.protocols import elasticctr_http, kserve_http, openapi, tfserving_http
+from clickline.serving.protocols import brpc_pages, elasticctr_http, kserve_http, openapi, tfserving_http
 from clickline.serving.protocols.http_common import (
     HttpRequest,
     Route,
@@ -14,10 +14,11 @@ from clickline.serving.protocols.http_common import (
     method_not_allowed,
     preview,
 )
+from clickline.serving.protocols.paddle_ctr import CtrHttp, ElasticCtrHttp
+from clickline.serving.protocols.paddle_general_model import GeneralModelHttp, refuse_general_model
 from clickline.serving.protocols.ranking_http import Rank
 from clickline.serving.protocols.request import Response, version_number
 
-_ELASTICCTR = "/ElasticCTRPredictionService/inference"
 _TFSERVING = re.compile(r"/v1/models/([^/:]+)(?:/versions/([^/:]+))?(:[^/:]*|/metadata)?")
 _KSERVE = re.compile(r"/v2/models/([^/]+)(?:/versions/([^/]+))?(/infer|/ready)?")
 _ENDPOINTS: Mapping[str, type[HttpRequest]] = {
@@ -25,12 +26,22 @@ _ENDPOINTS: Mapping[str, type[HttpRequest]] = {
     ":rank": Rank,
     "/infer": kserve_http.Infer,
 }
+_PADDLE: Mapping[str, Route] = {
+    path: Route(endpoint.protocol, endpoint, refuse=refuse)
+    for path, endpoint, refuse in (
+        ("/GeneralModelService/inference", GeneralModelHttp, refuse_general_model),
+        ("/ElasticCTRPredictionService/inference", ElasticCtrHttp, elasticctr_http.refuse_inference),
+        ("/CTRPredictionService/inference", CtrHttp, elasticctr_http.refuse_inference),
+    )
+}
 _TFSERVING_INFO = {"": tfserving_http.status, "/metadata": tfserving_http.metadata}
 _KSERVE_INFO = {"": kserve_http.metadata, "/ready": kserve_http.model_ready}
 _SERVER_INFO: Mapping[str, Route] = {
     "/openapi.json": Route("rest", describe=openapi.document),
     "/v2": Route("inference_rest", describe=kserve_http.server),
     "/v2/": Route("inference_rest", describe=kserve_http.server),
+    "/health": Route("rest", describe=brpc_pages.health),
+    "/status": Route("rest", describe=brpc_pages.status),
     "/v2/health/live": Route("inference_rest", describe=kserve_http.live),
     "/v2/health/ready": Route("inference_rest", describe=kserve_http.ready),
 }
@@ -38,11 +49,10 @@ _SERVER_INFO: Mapping[str, Route] = {
 
 def route(method: str, path: str) -> Route | Response:
     """Return the route of a request, or an error response. `path` is decoded and without a query."""
-    if path == _ELASTICCTR:
-        if method != "POST":
-            return elasticctr_http.refuse_method(method, path)
-        inference = elasticctr_http.Inference
-        return Route(inference.protocol, inference, refuse=elasticctr_http.refuse_inference)
+    if path in _PADDLE and method == "POST":
+        return _PADDLE[path]
+    if path in _PADDLE:
+        return elasticctr_http.refuse_method(method, path)
     try:
         found = _SERVER_INFO.get(path) or _model_route(path)
     except RequestRefused as refused:

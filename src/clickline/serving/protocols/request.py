@@ -8,14 +8,15 @@ bytes. The servers handle sockets and tokens, the `Dataplane` the queue and dead
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
 from time import monotonic
 from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
+from clickline.config.sections import ServeSection
 from clickline.errors import RequestRefused
 from clickline.features import FeatureSpec
 from clickline.records import EncodedRows, RequestRows
@@ -25,11 +26,19 @@ from clickline.serving.open_versions import OpenVersion, ScorerLike
 
 @dataclass(frozen=True)
 class Limits:
-    """Request limits from the config."""
+    """Request limits and names from the config."""
 
     max_rows: int = 10_000
     ignore_unknown: bool = False  # ignore fields that the model does not have
     max_body: int = 16 * 1024**2  # bytes, also after decompression
+    output_names: Mapping[str, str] = field(
+        default_factory=dict
+    )  # what Paddle Serving's clients call an output
+
+    @staticmethod
+    def of(serve: ServeSection) -> Limits:
+        ignore_unknown = serve.unknown_fields == "ignore"
+        return Limits(serve.max_rows, ignore_unknown, serve.max_body, dict(serve.brpc_names))
 
 
 @dataclass(frozen=True, slots=True)
