@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from clickline.cli.console import emit, facts, note, table
-from clickline.cli.options import CommandGroup, Json, JsonOptions
+from clickline.cli.options import CommandGroup, ConfigOptions, Json, JsonOptions
 from clickline.progress import human_size
 
 if TYPE_CHECKING:
@@ -256,6 +256,7 @@ def verify(
 
 @versions.command("client-config")
 def client_config(
+    options: ConfigOptions,
     number: Number,
     output: Annotated[
         Path | None,
@@ -264,8 +265,6 @@ def client_config(
     per_field: Annotated[
         bool, typer.Option("--per-field", help="One variable per number instead of the vector dense_input.")
     ] = False,
-    config_file: ConfigFile = Path("clickline.yaml"),
-    overrides: Overrides = None,
 ) -> None:
     """Write the config of Paddle Serving's clients for a version (serving_client_conf.prototxt)."""
     from clickline.serving.protocols.paddle_general_model import FETCHED
@@ -273,7 +272,7 @@ def client_config(
     from clickline.storage.atomic import put_atomically
     from clickline.wire.client_config import client_config as config_text
 
-    config, registry = _open(config_file, overrides)
+    config, registry = _open(options)
     features = registry.version(number).manifest.feature_spec
     outputs = {name: (OUTPUTS[name].width, OUTPUTS[name].is_integer) for name in FETCHED}
     text = config_text(features, outputs, config.serve.brpc_names, per_field=per_field)
