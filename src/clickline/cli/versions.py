@@ -306,7 +306,7 @@ def keygen(
 # ── the registry ───────────────────────────────────────────────────────────────────────────────
 
 
-def _open(options: JsonOptions, *, any_version: bool = True) -> tuple[Config, Registry]:
+def _open(options: ConfigOptions, *, any_version: bool = True) -> tuple[Config, Registry]:
     """The config and its registry; `any_version` also opens versions whose signature servers would refuse."""
     from clickline.artifacts.from_config import registry_of
 

@@ -1,4 +1,4 @@
-"""The built-in networks by name. They map looked-up vectors and dense floats to a logit.
+"""The built-in networks by name, one file each. They map looked-up vectors and dense floats to a logit.
 
     network(inputs_BI, wide_B) -> logit_B
 
@@ -10,12 +10,15 @@ from __future__ import annotations
 
 from clickline.models.autoint import AutoInt
 from clickline.models.dcn_v2 import DCNv2
+from clickline.models.deepfm import DeepFM
 from clickline.models.dlrm import DLRM
 from clickline.models.finalmlp import FinalMLP
+from clickline.models.fm import FactorizationMachine
 from clickline.models.layers import Network, seeded
+from clickline.models.lr import LogisticRegression
 from clickline.models.masknet import MaskNet
 from clickline.models.network_spec import NetworkSpec, model_error
-from clickline.models.wide_networks import DeepFM, FactorizationMachine, LogisticRegression, WideDeep
+from clickline.models.wide_deep import WideDeep
 from clickline.models.xdeepfm import XDeepFM
 
 NETWORKS: dict[str, type[Network]] = {
