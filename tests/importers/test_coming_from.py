@@ -6,6 +6,7 @@ import json
 import os
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -24,7 +25,7 @@ ENVIRONMENT = os.environ | {
     "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
     "PYTHONWARNINGS": "ignore",
 }
-PORTS = ("8500", "8501", "8502")
+PORTS = ("8500", "8501", "8502", "8510")
 SECONDS = 600  # for one block, on a machine that may be busy
 
 GUIDES = sorted(page.stem for page in PAGES.glob("*.md") if page.stem != "README")
@@ -67,6 +68,7 @@ def manifests(folder: Path) -> list[dict[str, Any]]:
 def test_tutorial_ends_with_a_scored_request(page: str, tmp_path: Path) -> None:
     ports, file = dict(zip(PORTS, free_ports(len(PORTS)), strict=True)), tmp_path / "clickline.yaml"
     printed = []
+    shutil.copy(PAGES.parent / "examples" / "clients" / "brpc_client.py", tmp_path)
     try:
         for block in blocks(page):
             before = file.exists()
@@ -88,6 +90,13 @@ def test_tutorial_ends_with_a_scored_request(page: str, tmp_path: Path) -> None:
     (prediction,) = answer["predictions"]
     score = prediction["prob1"] if page == "elasticrec" else prediction["logistic"][0]
     assert 0 < score < 1
+    if page == "paddleflow":
+        text = "".join(printed)
+        general, _ = json.JSONDecoder().raw_decode(text[text.index('{"outputs"') :])
+        assert 0 < general["outputs"][0]["tensor"][0]["float_data"][0] < 1
+        assert "feed_var" in (tmp_path / "serving_client_conf.prototxt").read_text()
+    if page == "elasticctr":
+        assert any(re.fullmatch(r"0\.[0-9]+", line) for text in printed for line in text.splitlines())
     rendered = manifests(tmp_path / "k8s")
     assert len(rendered) > 5
     assert [problem for one in rendered for problem in problems(one)] == []

@@ -186,7 +186,8 @@ def _data(draft: ConfigDraft, given: dict[str, _Value], config: Path, folder: Pa
 
 def _passes(draft: ConfigDraft, given: dict[str, _Value], place: str, origin: Origin) -> None:
     """The folders YYYYMMDD/HHMM of the online trainer, one per `split_interval` minutes."""
-    minutes, split = given.get("runner.split_interval", _Value(_SPLIT_INTERVAL, origin))
+    interval = given.get("runner.split_interval") or _Value(_SPLIT_INTERVAL, origin)
+    minutes, split = interval.value, interval.origin
     if not isinstance(minutes, int) or not 1 <= minutes <= 60 or 60 % minutes:
         problem = f"is {minutes}. Allowed: a number of minutes that divides an hour, since models learn hour by hour."
         raise source_error(split, problem, "Merge the folders into hours, and set it to 60.")
