@@ -394,7 +394,7 @@ def _row_offsets(data: Bytes, layout: Int, header: Headers, rows: Int, offsets_R
             n += 1
             if key & 7 == 0:
                 break
-    ascending = offsets_R1[0] == 0 and offsets_R1[rows] == count
+    ascending: bool = offsets_R1[0] == 0 and offsets_R1[rows] == count
     for row in range(rows):
         ascending &= offsets_R1[row] <= offsets_R1[row + 1]
     return ascending
