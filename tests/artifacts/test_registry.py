@@ -192,7 +192,7 @@ def test_values_of_a_manifest_are_not_converted(registry: Registry, change: dict
         (b"[]", "has kind None"),
         (b'{"kind": "dataset", "format": 1}', "has kind 'dataset'"),
         (b'{"kind": "version", "format": 1}', "format 1; this release reads"),
-        (b'{"kind": "version", "format": 2}', r"is invalid: number: Field required \(22 in all\)"),
+        (b'{"kind": "version", "format": 3}', r"is invalid: number: Field required \(22 in all\)"),
     ],
 )
 def test_damaged_manifest_is_not_a_version(registry: Registry, content: bytes, message: str) -> None:

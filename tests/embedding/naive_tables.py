@@ -82,7 +82,7 @@ class NaiveTables:
     ) -> None:
         self.slots, self.embedding, self.wide = slots, embedding, wide
         self.seed, self.init_scale, self.l2 = seed, init_scale, l2
-        self.min_impressions = admission.shows if admission else 1
+        self.min_impressions = admission.min_impressions if admission else 1
         self.rows: dict[tuple[int, int], NaiveRow] = {}  # by (dim, id)
         self.defaults = [NaiveRow() for _ in slots]
         for slot, row in zip(slots, self.defaults, strict=True):

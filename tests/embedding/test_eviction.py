@@ -37,7 +37,7 @@ def train(tables: Tables, ids: list[int], hour: int = 0, click: int = 0, impress
 
 
 def test_candidates_share_the_default_row_until_they_are_admitted() -> None:
-    tables = Tables([SlotShape("a", 3)], admission=Admission(shows=3), seed=1)
+    tables = Tables([SlotShape("a", 3)], admission=Admission(min_impressions=3), seed=1)
     first = train(tables, [1, 2])
     assert (first == 0).all() and tables.report() == (SlotReport("a", 0, 2),)
     second = train(tables, [1, 2])
@@ -72,7 +72,7 @@ def test_admission_by_probability_admits_its_share() -> None:
     )  # only the impressions count, not how they are split into batches
 
 
-@pytest.mark.parametrize("admission", [{"shows": 0}, {"probability": 0.0}, {"probability": 1.5}])
+@pytest.mark.parametrize("admission", [{"min_impressions": 0}, {"probability": 0.0}, {"probability": 1.5}])
 def test_invalid_admission_is_rejected(admission: dict[str, float]) -> None:
     with pytest.raises(ValueError, match="admission"):
         Admission(**admission)  # type: ignore[arg-type]

@@ -26,7 +26,7 @@ SLOTS = (SlotShape("a", 4), SlotShape("b", 2, "max"), SlotShape("c", 4, "mean"))
 
 
 def tables() -> Tables:
-    return Tables(SLOTS, seed=5, admission=Admission(shows=3), init_scale=0.5)
+    return Tables(SLOTS, seed=5, admission=Admission(min_impressions=3), init_scale=0.5)
 
 
 @pytest.fixture(scope="module")

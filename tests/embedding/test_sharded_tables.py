@@ -38,7 +38,7 @@ SLOTS = (
     SlotShape("sum", 4, "sum"),
 )
 MULTI = (1, 2, 3, 5)
-STRICT = Admission(shows=4, probability=0.8)
+STRICT = Admission(min_impressions=4, probability=0.8)
 
 
 def tables(**changes: Any) -> Tables:
@@ -150,7 +150,7 @@ def test_several_parts_count_exactly_and_train_nearly_the_same(
 
 def test_an_id_in_two_parts_is_admitted_by_the_sum_of_impressions() -> None:
     slots = [SlotShape("a", 2)]
-    sharded = ShardedTables([Tables(slots, admission=Admission(shows=2)) for _ in range(2)])
+    sharded = ShardedTables([Tables(slots, admission=Admission(min_impressions=2)) for _ in range(2)])
     rng = np.random.default_rng(0)
     batch = batch_of(rng, slots, 2, 1)
     batch = batch._replace(

@@ -52,9 +52,9 @@ def test_metrics_match_their_definitions(rows):
     label, weight, score = batch_of(rows)
     found = measure(label, weight, score)
     assert found.rows == len(rows)
-    assert found.shows == weight.sum()
+    assert found.impressions == weight.sum()
     assert found.clicks == pytest.approx(sum(clicks for (clicks, _), _ in rows), rel=1e-6)
-    if found.shows == 0:
+    if found.impressions == 0:
         assert found.auc is None and found.logloss is None
         return
     labels, weights, scores = label.tolist(), weight.tolist(), score.tolist()
@@ -119,7 +119,7 @@ def test_merging_in_any_order_gives_the_same_metrics(batches, random):
         random.choice([left, right]).merge(part)
     left.merge(right)
     other = left.metrics()
-    for name in ("shows", "clicks", "logloss", "brier", "accuracy", "calibration", "mean_prediction"):
+    for name in ("impressions", "clicks", "logloss", "brier", "accuracy", "calibration", "mean_prediction"):
         assert close(getattr(other, name), getattr(one, name), rel=1e-12), name
     if one.auc is not None:
         assert abs(other.auc - one.auc) <= one.auc_error + other.auc_error + 1e-12

@@ -55,7 +55,7 @@ def test_curve_points_equal_direct_counts(rows):
     precision = [c / (c + o) for c, o in some]
     assert found["precision_recall"]["precision"] == pytest.approx([precision[0], *precision])
     assert found["gain"]["share_of_clicks"] == pytest.approx([c / clicks for c, _ in reached])
-    assert found["gain"]["share_of_shows"] == pytest.approx([(c + o) / len(single) for c, o in reached])
+    assert found["gain"]["share_of_impressions"] == pytest.approx([(c + o) / len(single) for c, o in reached])
     lift = [c / clicks / ((c + o) / len(single)) for c, o in some]
     assert found["gain"]["lift"] == pytest.approx([lift[0], *lift])
 
@@ -78,7 +78,7 @@ def test_thinned_curves_keep_their_shape():
     recall = found["precision_recall"]["recall"]
     assert max(b - a for a, b in pairwise(recall)) < 0.02
     assert recall[-1] == 1.0
-    assert found["gain"]["share_of_shows"][-1] == found["gain"]["share_of_clicks"][-1] == 1.0
+    assert found["gain"]["share_of_impressions"][-1] == found["gain"]["share_of_clicks"][-1] == 1.0
     assert found["gain"]["lift"][-1] == pytest.approx(1.0)
 
 
@@ -95,15 +95,15 @@ def test_calibration_curve_uses_the_ece_bins_with_intervals():
     label, weight, probability = clicks_of(np.random.default_rng(2), 20_000)
     counts = counted(label, weight, probability)
     found = curves(counts.bins())["calibration"]
-    assert len(found["shows"]) == ECE_BINS
+    assert len(found["impressions"]) == ECE_BINS
     order = np.argsort(probability, kind="stable")
     for n, part in enumerate(np.array_split(order, ECE_BINS)):
-        assert found["shows"][n] == pytest.approx(len(part), abs=1)
+        assert found["impressions"][n] == pytest.approx(len(part), abs=1)
         assert found["predicted"][n] == pytest.approx(probability[part].mean(), abs=1e-3)
         assert found["observed"][n] == pytest.approx(label[part].mean(), abs=2e-3)
     gap = [
         abs(p - o) * s
-        for p, o, s in zip(*(found[k] for k in ("predicted", "observed", "shows")), strict=True)
+        for p, o, s in zip(*(found[k] for k in ("predicted", "observed", "impressions")), strict=True)
     ]
     assert sum(gap) / 20_000 == pytest.approx(counts.metrics().ece)
 

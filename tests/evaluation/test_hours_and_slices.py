@@ -109,7 +109,7 @@ def test_frequent_values_are_found_among_many_with_a_bound_on_missed_rows():
     assert set(found) == {0, 1, 2, 3, 4}
     for id, one in found.items():
         true = float((ids == id).sum())
-        assert one.metrics.shows <= true <= one.metrics.shows + one.missed
+        assert one.metrics.impressions <= true <= one.metrics.impressions + one.missed
     assert found[0].missed == 0 and found[4].missed > 0
     assert len(counts._counts) <= 5 * 8
 
@@ -136,7 +136,7 @@ def test_multi_valued_row_counts_once_per_value():
     counts = SliceCounts()
     counts.add(slot, *columns([1, 0, 0], [1, 10, 3], [0.9, 0.5, 0.1]))
     found = {one.id: one.metrics for one in counts.slices()}
-    assert {id: (one.rows, one.shows, one.clicks) for id, one in found.items()} == {
+    assert {id: (one.rows, one.impressions, one.clicks) for id, one in found.items()} == {
         1: (1, 1, 1),
         2: (2, 4, 1),
     }
@@ -147,7 +147,7 @@ def test_caller_may_reuse_its_arrays():
     ids, (label, weight, score) = np.array([1, 2], dtype=np.uint64), columns([1, 0], [1, 1], [0.5, 0.5])
     counts.add(SlotIds(ids), label, weight, score)
     ids[:], weight[:] = 9, 7
-    assert [(one.id, one.metrics.shows) for one in counts.slices()] == [(1, 1), (2, 1)]
+    assert [(one.id, one.metrics.impressions) for one in counts.slices()] == [(1, 1), (2, 1)]
 
 
 # ── the whole evaluation, and the live window ──────────────────────────────────────────────────

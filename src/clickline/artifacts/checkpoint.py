@@ -29,7 +29,7 @@ from clickline.features import FeatureSpec
 from clickline.storage.storage import Storage
 from clickline.validation import validate
 
-CHECKPOINT_FORMAT = 2
+CHECKPOINT_FORMAT = 3
 
 _STEP = re.compile(r"step-[0-9]+")
 

@@ -45,7 +45,7 @@ from clickline.validation import validate
 if TYPE_CHECKING:
     from clickline.artifacts.signing import Signer, TrustedKeys
 
-VERSION_FORMAT = 2
+VERSION_FORMAT = 3
 SCRATCH_PREFIX = "clickline-draft-"
 
 _DEAD_AFTER_SECONDS = 3600.0

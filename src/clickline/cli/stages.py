@@ -163,7 +163,8 @@ def _show(result: EvaluateResult) -> None:
     named: dict[str, object] = {
         "model": result.model.title,
         "rows": f"{measured.rows:,}" + (f"; skipped as bad: {bad}" if bad else ""),
-        "clicks": f"{measured.clicks:,.10g} of {measured.shows:,.10g} impressions, rate {number(measured.base_rate)}",
+        "clicks": f"{measured.clicks:,.10g} of {measured.impressions:,.10g} impressions, "
+        f"rate {number(measured.base_rate)}",
         "AUC": _auc(measured),
         "log loss": number(measured.logloss) + interval(measured.logloss_interval),
         "normalised entropy": number(measured.normalised_entropy),

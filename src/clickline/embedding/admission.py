@@ -22,15 +22,15 @@ _COMPONENT = np.uint64(0x9E3779B97F4A7C15)
 
 @dataclass(frozen=True)
 class Admission:
-    """Admit an id from its impression number `shows` on, with `probability` at each. The default admits all."""
+    """Admit an id from impression number `min_impressions` on, with `probability` at each. The default admits all."""
 
-    shows: int = 1
+    min_impressions: int = 1
     probability: float = 1.0
 
     def __post_init__(self) -> None:
-        if self.shows < 1:
+        if self.min_impressions < 1:
             raise ValueError(
-                f"admission after {self.shows} impressions: at least 1 is required; 1 admits at once"
+                f"admission after {self.min_impressions} impressions: at least 1 is required; 1 admits at once"
             )
         if not 0.0 < self.probability <= 1.0:
             raise ValueError(
@@ -39,7 +39,7 @@ class Admission:
 
     @property
     def admits_all(self) -> bool:
-        return self.shows == 1 and self.probability == 1.0
+        return self.min_impressions == 1 and self.probability == 1.0
 
 
 @njit(cache=True, nogil=True)

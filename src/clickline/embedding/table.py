@@ -118,7 +118,7 @@ class Table:
             RowInit(
                 np.uint64(seed % 2**64),
                 np.float32(init_scale / np.sqrt(layout.dim)),
-                admission.shows,
+                admission.min_impressions,
                 float(admission.probability),
             ),
             self.ids_HS,
@@ -258,7 +258,7 @@ class Table:
         needed = (ids + partly_used) * (self._arena.stride + _FREE_LIST_BYTES) + (
             ids + candidates
         ) * _INDEX_BYTES
-        if self._admission.shows > 1 or self._admission.probability < 1:
+        if self._admission.min_impressions > 1 or self._admission.probability < 1:
             needed += (candidates + partly_used) * (self._candidates.stride + _FREE_LIST_BYTES)
         return needed
 

@@ -44,7 +44,7 @@ class Metrics:
     """Metrics of a set of rows. A metric that these rows cannot give is None, and `notes` says why."""
 
     rows: int
-    shows: float  # impressions: the sum of weights
+    impressions: float  # the sum of weights
     clicks: float
     base_rate: float | None = None  # clicks / impressions
     mean_prediction: float | None = None
@@ -189,7 +189,7 @@ class MetricCounts:
         margin = _Z95 * math.sqrt(max(deviation, 0.0)) / impressions
         return Metrics(
             rows=rows,
-            shows=impressions,
+            impressions=impressions,
             clicks=clicks,
             base_rate=base_rate,
             mean_prediction=mean,

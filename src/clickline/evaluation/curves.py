@@ -70,7 +70,7 @@ def _gain(clicks_N1: Doubles, others_N1: Doubles) -> dict[str, list[float]]:
     chosen = _thin(POINTS - 1, impressions_N1[1:], clicks_N1[1:]) + 1
     lift = (clicks_N1[chosen] / impressions_N1[chosen]).tolist()
     return {
-        "share_of_shows": [0.0, *impressions_N1[chosen].tolist()],
+        "share_of_impressions": [0.0, *impressions_N1[chosen].tolist()],
         "share_of_clicks": [0.0, *clicks_N1[chosen].tolist()],
         "lift": [lift[0], *lift],
     }
@@ -105,7 +105,7 @@ def _calibration(bins: Bins) -> dict[str, list[float]]:
         "observed": rate.tolist(),
         "low": np.clip(middle - margin, 0.0, rate).tolist(),
         "high": np.clip(middle + margin, rate, 1.0).tolist(),
-        "shows": impressions.tolist(),
+        "impressions": impressions.tolist(),
     }
 
 

@@ -207,12 +207,12 @@ def _too_few_clicks(metrics: Metrics, auc: float, low: float) -> str:
     """How many clicks there are and how many are needed, if only the confidence is missing."""
     if not (auc >= MIN_AUC and low <= 0.5):
         return ""
-    others = metrics.shows - metrics.clicks
+    others = metrics.impressions - metrics.clicks
     kind, count = ("clicks", metrics.clicks) if metrics.clicks <= others else ("non-clicks", others)
     # The margin shrinks with the square root of the count.
     enough = math.ceil(count * ((auc - low) / (auc - 0.5)) ** 2)
     return (
-        f" There are {metrics.clicks:,.6g} clicks in {metrics.shows:,.10g} impressions, too few to be sure; at "
+        f" There are {metrics.clicks:,.6g} clicks in {metrics.impressions:,.10g} impressions, too few to be sure; at "
         f"this AUC about {enough:,} {kind} are enough: evaluate on more rows (data.eval, or with --follow a larger "
         "follow.holdout)."
     )

@@ -338,7 +338,7 @@ class HourlyTrainer:
         for scores in self._scores:
             counts.merge(scores)
         measured = counts.metrics()
-        if min(measured.clicks, measured.shows - measured.clicks) >= _CALIBRATION_CLICKS:
+        if min(measured.clicks, measured.impressions - measured.clicks) >= _CALIBRATION_CLICKS:
             self.model.calibration = fit_calibration(rule.method, counts.bins())
         if self._scores[1].rows >= _CALIBRATION_ROWS:
             self._scores = self._scores[1], MetricCounts()

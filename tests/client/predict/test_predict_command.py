@@ -56,7 +56,7 @@ def test_metrics_of_slot_logs_equal_those_of_evaluate(live_slots: Live, protocol
     done = run("evaluate", "--model", "current", "--data", "data/eval.txt", "--json", cwd=live_slots.folder)
     expected = json.loads(done.stdout)["evaluation"]
     found = measured(live_slots, "-i", "data/eval.txt", "-b", "64", "--protocol", protocol)
-    for name in ("auc", "logloss", "accuracy", "rows", "shows"):
+    for name in ("auc", "logloss", "accuracy", "rows", "impressions"):
         assert found["metrics"][name] == pytest.approx(expected[name], abs=1e-6), name
 
 

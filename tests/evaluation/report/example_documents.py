@@ -48,7 +48,7 @@ def _document(
     dense = ["age", "price", "position"]
     config = f"name: ads\ndata:\n  format: criteo\n  train: data/train.tsv\nmodel:\n  name: wide_deep\n  embedding_dim: {8 + seed}\ntrain:\n  epochs: {epochs}\n"
     return {
-        "format": 1,
+        "format": 2,
         "requested": {"epochs": epochs, "early_stopping": None, "gate": {"auc": 0.6}},
         "run": {
             "name": f"74a026456e{seed:02d}",
@@ -143,7 +143,7 @@ def one_class() -> dict[str, Any]:
             "observed": [0.0],
             "low": [0.0],
             "high": [0.008],
-            "shows": [500.0],
+            "impressions": [500.0],
         },
         "scores": {"edges": [0.0, 0.05, 0.1, 0.15], "clicks": [0, 0, 0], "others": [0, 0, 500]},
     }
@@ -246,7 +246,7 @@ def _curves(label: Floats, score: Floats) -> dict[str, Any]:
             "observed": observed.tolist(),
             "low": np.maximum(observed - wide, 0).tolist(),
             "high": (observed + wide).tolist(),
-            "shows": [float(b.size) for b in bins],
+            "impressions": [float(b.size) for b in bins],
         },
         "scores": {
             "edges": edges.tolist(),
@@ -254,7 +254,7 @@ def _curves(label: Floats, score: Floats) -> dict[str, Any]:
             "others": np.histogram(score[label == 0], edges)[0].astype(float).tolist(),
         },
         "gain": {
-            "share_of_shows": (some / label.size).tolist(),
+            "share_of_impressions": (some / label.size).tolist(),
             "share_of_clicks": (clicks[some] / total).tolist(),
             "lift": (clicks[some] / total / (some / label.size)).tolist(),
         },

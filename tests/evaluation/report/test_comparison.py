@@ -76,7 +76,7 @@ def test_slices_are_matched_by_id_and_ordered_by_effect():
         return {
             "id": id,
             "value": value,
-            "shows": shows,
+            "impressions": shows,
             "logloss": logloss,
             "logloss_interval": None,
             "auc": None,

@@ -143,7 +143,7 @@ def test_captions_have_the_key_figures(whole):
     assert f"in {100 * auc:.1f} % of all pairs, the click scores higher" in whole.text
     assert f"in 20 bins of equal weight (ECE): {100 * ece:.1f} %" in whole.text
     gain = found["curves"]["gain"]
-    tenth = min(range(len(gain["lift"])), key=lambda n: abs(gain["share_of_shows"][n] - 0.1))
+    tenth = min(range(len(gain["lift"])), key=lambda n: abs(gain["share_of_impressions"][n] - 0.1))
     assert f"by score get {100 * gain['share_of_clicks'][tenth]:.1f} % of the clicks" in whole.text
     assert f"Clicks are {gain['lift'][tenth]:.2f} times as frequent" in whole.text
     first = found["importance"][0]

@@ -45,7 +45,10 @@ def test_curves_are_overlaid_with_the_current_version(whole):
             curves["precision_recall"]["precision"],
         )
         gain, lift = named(all_figures["gain"], name), named(all_figures["lift"], name)
-        assert (gain["x"], gain["y"]) == (curves["gain"]["share_of_shows"], curves["gain"]["share_of_clicks"])
+        assert (gain["x"], gain["y"]) == (
+            curves["gain"]["share_of_impressions"],
+            curves["gain"]["share_of_clicks"],
+        )
         assert lift["y"] == curves["gain"]["lift"]
 
 

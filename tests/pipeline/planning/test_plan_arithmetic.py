@@ -122,7 +122,7 @@ def test_predicted_memory_and_snapshot_of_a_table(
 
 
 def test_predicted_memory_of_candidates(tmp_path: Path) -> None:
-    tables = Tables([SlotShape("a", 8)], admission=Admission(shows=2))
+    tables = Tables([SlotShape("a", 8)], admission=Admission(min_impressions=2))
     random = np.random.default_rng(0)
     once, twice = random.integers(0, 2**64, (2, 60_000), dtype=np.uint64)
     learned(tables, random.permutation(np.concatenate([once, twice, twice])), 4096)

@@ -157,7 +157,7 @@ def report(name: str, seed: int, state: str) -> dict[str, Any]:
     steps = [n / 60 for n in range(61)]
     bins = [0.02 + 0.04 * n for n in range(20)]
     return {
-        "format": 1,
+        "format": 2,
         "run": {"name": name, "home": "/srv/ads/.clickline", "project": "ads", "created": row["created"]},
         "lineage": {
             "dataset": {
@@ -174,7 +174,7 @@ def report(name: str, seed: int, state: str) -> dict[str, Any]:
         "checkpoint": "step-000000235",
         "evaluation": {
             "rows": 60_000,
-            "shows": 60_000.0,
+            "impressions": 60_000.0,
             "clicks": 15_171.0,
             "base_rate": 0.25285,
             "auc": row["auc"],
@@ -189,7 +189,7 @@ def report(name: str, seed: int, state: str) -> dict[str, Any]:
                 "observed": [x * 0.97 + 0.004 for x in bins],
                 "low": [x * 0.95 for x in bins],
                 "high": [x + 0.02 for x in bins],
-                "shows": [3000] * 20,
+                "impressions": [3000] * 20,
             },
         },
         "learning": curve(seed),

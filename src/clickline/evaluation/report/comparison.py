@@ -106,7 +106,7 @@ class SliceDifference:
 
     def to_json(self) -> dict[str, Any]:
         differences = {key: one.to_json() for key, one in self.differences.items()}
-        return {"slot": self.slot, "value": self.value, "shows": self.impressions, **differences}
+        return {"slot": self.slot, "value": self.value, "impressions": self.impressions, **differences}
 
 
 def slice_differences(
@@ -121,7 +121,7 @@ def slice_differences(
             if one["id"] in old_slices:
                 pairs = {m.key: difference(old_slices[one["id"]], one, m) for m in METRICS[:4]}
                 known = {key: pair for key, pair in pairs.items() if pair is not None}
-                differences.append(SliceDifference(slot, _value(one), one.get("shows") or 0.0, known))
+                differences.append(SliceDifference(slot, _value(one), one.get("impressions") or 0.0, known))
 
     def weight(one: SliceDifference) -> float:
         loss = one.differences.get("logloss")

@@ -97,7 +97,7 @@ def _side(name: str, document: Document) -> dict[str, Any]:
     """What the page shows of one of the two reports."""
     metrics, curves = document.get("evaluation") or {}, document.get("curves") or {}
     pr, gain = curves.get("precision_recall") or {}, curves.get("gain") or {}
-    shares = gain.get("share_of_shows")
+    shares = gain.get("share_of_impressions")
     return {
         "name": name,
         "model": name_of(document),

@@ -163,7 +163,7 @@ def _calibration(series: Series) -> Figure | None:
 def _gain(series: Series) -> Figure | None:
     hover = "the top %{x:.1%} of impressions get %{y:.1%} of clicks"
     return _figure(
-        _curve_lines(series, "gain", "share_of_shows", "share_of_clicks", hover),
+        _curve_lines(series, "gain", "share_of_impressions", "share_of_clicks", hover),
         _share_axis("share of impressions, highest scores first"),
         _share_axis("share of clicks", range=[0, 1.005]),
         shapes=[_reference_line(x0=0, y0=0, x1=1, y1=1)],
@@ -173,7 +173,7 @@ def _gain(series: Series) -> Figure | None:
 def _lift(series: Series) -> Figure | None:
     hover = "the top %{x:.1%} of impressions: %{y:.2f} times the base rate"
     return _figure(
-        _curve_lines(series, "gain", "share_of_shows", "lift", hover),
+        _curve_lines(series, "gain", "share_of_impressions", "lift", hover),
         _share_axis("share of impressions, highest scores first"),
         _axis("lift: times the base rate", rangemode="tozero"),
         shapes=[_reference_line(x0=0, x1=1, y0=1, y1=1)],

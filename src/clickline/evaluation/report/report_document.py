@@ -41,7 +41,7 @@ from clickline.progress import Progress
 from clickline.records import LabelledRows
 from clickline.storage.storage import Storage
 
-FORMAT = 1
+FORMAT = 2
 
 SAMPLED_ROWS = 100_000
 """Rows of each of train and eval that are compared for drift."""
