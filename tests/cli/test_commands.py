@@ -342,7 +342,7 @@ def test_sample_prepare_and_cache_status(tmp_path: Path) -> None:
     lines = status.stdout.splitlines()
     assert lines[0].split("   ")[0] == "NAME"
     assert [line.split()[0] for line in lines[1:]] == ["train", "eval"]
-    assert all(line.endswith("Local") for line in lines[1:])
+    assert all(line.split()[-2:] == ["Local", "-"] for line in lines[1:])  # a local file has no age
     (only,) = json.loads(run("cache", "status", "eval", "--json", cwd=tmp_path).stdout)
     assert (only["name"], only["files"], only["phase"]) == ("eval", 1, "Local")
     assert run("cache", "prefetch", "-q", cwd=tmp_path).returncode == 0
@@ -380,18 +380,18 @@ def test_remote_data_is_prefetched_and_cleared(tmp_path: Path, web: str) -> None
     def status() -> list[str]:
         return run("cache", "status", cwd=tmp_path).stdout.splitlines()[1].split()
 
-    assert status() == ["train", "1", "4.9", "KiB", "0", "B", "1.0", "MiB", "NotCached"]
+    assert status() == ["train", "0/1", "4.9", "KiB", "0", "B", "1.0", "MiB", "NotCached", "-"]
     warmed = run("cache", "prefetch", cwd=tmp_path)
     assert warmed.returncode == 0
     assert f"fetching {web}/a.tsv: started, 4.9 KiB to read\n" in warmed.stderr
-    assert warmed.stdout.splitlines()[1].endswith("Ready")
-    assert status()[4:6] == ["4.9", "KiB"]
+    assert warmed.stdout.splitlines()[1].split()[8] == "Ready"
+    assert (status()[1], status()[4:6]) == ("1/1", ["4.9", "KiB"])
     assert json.loads(run("cache", "clear", "train", "--json", cwd=tmp_path).stdout) == {
         "files": 1,
         "bytes": 5000,
         "in_use": 0,
     }
-    assert status()[-1] == "NotCached"
+    assert status()[-2:] == ["NotCached", "-"]
 
 
 @pytest.mark.slow

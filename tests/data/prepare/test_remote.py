@@ -164,7 +164,7 @@ def test_cache_status_shows_hours_that_are_waited_for(project, bucket):
         [CLICKLINE, "cache", "status"], cwd=project.folder, capture_output=True, text=True, check=False
     )
     assert done.returncode == 0
-    assert done.stdout.splitlines()[1].split() == ["train", "-", "-", "-", "-", "Waiting"]
+    assert done.stdout.splitlines()[1].split() == ["train", "-", "-", "-", "-", "Waiting", "-"]
     assert "20260101/03..04" in done.stderr
 
 
