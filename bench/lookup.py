@@ -25,6 +25,13 @@ from pathlib import Path
 import numpy as np
 
 from clickline.artifacts.registry import Registry
+from clickline.artifacts.version import (
+    PrecisionCost,
+    VersionManifest,
+    VersionModel,
+    VersionNetwork,
+    VersionSample,
+)
 from clickline.embedding.jagged_ids import to_jagged
 from clickline.embedding.serving import (
     GatherBatch,
@@ -86,10 +93,20 @@ def table(rows: int, shards: int = 1) -> Iterator[Path]:
         )
         with registry.draft() as draft:
             write_shards(draft.folder, PARTS, "fp32", shards, [block])
-            version = draft.commit({"shards": shards, "parent": None})
+            version = draft.commit(manifest(rows, shards))
         registry.move(version.number, "bench", after=None)
         (folder / "clickline.yaml").write_text("data: {train: [nothing.tsv]}\n")
         yield folder
+
+
+def manifest(rows: int, shards: int) -> VersionManifest:
+    """The manifest of a version that has a table and no network."""
+    return VersionManifest(
+        number=0, created="", parent=None, table="base", rows=rows, tombstones=0, table_precision="fp32",
+        dense_precision="fp32", shards=shards, parts=PARTS, slots=(), features={"dense": [], "slots": []},
+        network=VersionNetwork("lr", None, (), False), width=0, logit_shift=0.0, calibration=None,
+        model=VersionModel("bench", 1), config="", report=None, sample=VersionSample(0), cost=PrecisionCost(), files={},
+    )  # fmt: skip
 
 
 @contextmanager

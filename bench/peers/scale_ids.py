@@ -17,7 +17,8 @@ from typing import Any
 
 import numpy as np
 
-from clickline.artifacts.checkpoint import latest_checkpoint, write_checkpoint
+from clickline.artifacts.checkpoint import CheckpointState, latest_checkpoint, write_checkpoint
+from clickline.artifacts.version import VersionModel
 from clickline.config import Config, load_config
 from clickline.embedding import begin_snapshot
 from clickline.embedding.jagged_ids import to_jagged
@@ -109,8 +110,9 @@ def learn(folder: Path, ids: int, dim: int) -> dict[str, Any]:
     keys = SLOTS * ROWS
     run = folder / "run"
     snapshot = begin_snapshot(tables)
+    state = CheckpointState({}, {}, None, -1)
     began = time.perf_counter()
-    checkpoint = write_checkpoint(run, 1, snapshot.write, network_arrays(model.network), {"dataset": "scale"})
+    checkpoint = write_checkpoint(run, 1, snapshot.write, network_arrays(model.network), state)
     checkpointed = time.perf_counter() - began
 
     ones_B, zeros_B = np.ones(ROWS, np.float32), np.zeros(ROWS, np.uint32)
@@ -118,7 +120,7 @@ def learn(folder: Path, ids: int, dim: int) -> dict[str, Any]:
     sample = LabelledRows(
         ones_B, ones_B, zeros_B + 1, zeros_B, np.full(ROWS, -1, np.int32), EncodedRows(ROWS, dense_DB, next(draws))
     )  # fmt: skip
-    origin = {"checkpoint": "scale", "step": 1, "tables_sha256": "", "dataset": "scale"}
+    origin = VersionModel("scale", 1, dataset="scale", tables_sha256="")
     release = Release(model, checkpoint.tables, origin, "", None, sample)
     began_publish = time.monotonic()
     published = publish_release(

@@ -1,0 +1,3 @@
+
+
+from clickline.models import torch_runtime as torch_runtime  # its settings are read when PyTorch is loaded
